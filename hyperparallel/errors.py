@@ -1,0 +1,61 @@
+"""The exceptions users meet, and how their messages are built.
+
+Every user mistake is a `UserError` (a `ValueError`) whose message names the field, what was given,
+what is allowed and what to write instead. Failures that are not mistakes of the user (a rank died, a
+deadline passed) are `RunError`s and name the rank.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HyperParallelError(Exception):
+    """Base of every exception that this package raises on purpose."""
+
+
+class UserError(HyperParallelError, ValueError):
+    """A mistake in what the user wrote: field, given, allowed, instead.
+
+    >>> print(UserError("axis", "tq", "one of dp, tp", instead="tp"))
+    axis: got 'tq'; allowed: one of dp, tp; write tp instead
+    """
+
+    def __init__(self, field: str, given: object, allowed: str, instead: str | None = None) -> None:
+        self.field, self.given, self.allowed, self.instead = field, given, allowed, instead
+        message = f"{field}: got {given!r}; allowed: {allowed}"
+        super().__init__(message + (f"; write {instead} instead" if instead else ""))
+
+
+class LayoutError(UserError):
+    """A mesh or layout that makes no sense, or does not fit its tensor."""
+
+
+class PlanError(UserError):
+    """A plan entry that matches nothing, or that cannot be followed."""
+
+
+class CaptureError(UserError):
+    """A model that cannot be turned into a graph; the message names the user's line."""
+
+
+class DataError(UserError):
+    """Training data that is missing, empty or unreadable."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is missing, damaged, or does not fit the model."""
+
+
+class RunError(HyperParallelError, RuntimeError):
+    """A run that failed: names the rank, and what that rank was doing."""
+
+
+def nearest(given: str, known: Iterable[str], count: int = 3) -> str:
+    """The known names closest to `given`, as text for an error message.
+
+    >>> nearest("layerz.0", ["layers.0", "head"])
+    'layers.0'
+    """
+    return ", ".join(difflib.get_close_matches(given, list(known), n=count, cutoff=0.3)) or "none"

@@ -1,0 +1,73 @@
+# Only python3 and make are needed: every target first brings .venv up to what it needs.
+# PYTHON picks the interpreter; PIP_FLAGS reaches pip (for example an index of CPU-only wheels).
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+TESTS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(PIP_FLAGS)
+
+export PYTHONUNBUFFERED := 1
+export TOKENIZERS_PARALLELISM := false
+
+.NOTPARALLEL:
+.PHONY: demo test test-slow lint types imports size format \
+        bench-shard bench-reshard bench-collectives clean help
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
+
+# A stamp is newer than pyproject.toml exactly when what it names is installed.
+$(VENV)/made:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/runs: pyproject.toml | $(VENV)/made
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/tests: pyproject.toml | $(VENV)/made
+	$(PIP_INSTALL) -e '.[test]'
+	@touch $@ $(VENV)/runs
+
+$(VENV)/checks: pyproject.toml | $(VENV)/made
+	$(PIP_INSTALL) -e '.[test,dev]'
+	@touch $@ $(VENV)/runs $(VENV)/tests
+
+demo: $(VENV)/runs  ## train a small Llama on 4 local ranks and check it against one device
+	$(BIN)/hyperparallel train llama_demo --devices 4 --mesh dp=2,tp=2 --check
+
+test: $(VENV)/tests  ## all tests but the slow ones; TESTS=path narrows
+	$(BIN)/python -m pytest -q -m "not slow" $(TESTS)
+
+test-slow: $(VENV)/tests  ## the tests that take minutes
+	$(BIN)/python -m pytest -q -m slow $(TESTS)
+
+lint: $(VENV)/checks  ## ruff
+	$(BIN)/ruff check .
+
+format: $(VENV)/checks  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+
+types: $(VENV)/checks  ## mypy, strict
+	$(BIN)/mypy
+
+imports: $(VENV)/runs  ## imports go one way
+	$(BIN)/python -m checks.imports
+
+size: $(VENV)/runs  ## lines per package, files over 400 lines
+	$(BIN)/python -m checks.size
+
+bench-shard: $(VENV)/runs  ## one block and a small Llama against every peer
+	$(BIN)/python -m benchmarks.shard
+
+bench-reshard: $(VENV)/runs  ## redistribution plans against DTensor's planner
+	$(BIN)/python -m benchmarks.reshard
+
+bench-collectives: $(VENV)/runs  ## the collectives' own call path
+	$(BIN)/python -m benchmarks.collectives
+
+clean:  ## remove the environment, caches and runs
+	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

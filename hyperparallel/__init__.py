@@ -1,6 +1,6 @@
 """Write single-device PyTorch; derive, price, schedule and run the distributed program.
 
-The public names, each loaded on first use: `import hyperparallel` costs nothing, names that describe
+The public names, each loaded on first use: `import hyperparallel` costs nothing; names that describe
 or decide (`Mesh`, `Layout`, `Plan`) never load torch, names that run something do.
 """
 

@@ -1,0 +1,170 @@
+"""Run a fake module once and record its joint forward and backward as ATen ops.
+
+Two routes, tried in order. The direct one lets AOTAutograd trace the module's own Python (about half
+the time of the other, and it works with any Python that does not read tensor values). The strict one
+has Dynamo read the bytecode first, which copes with a few things that direct tracing cannot (calls that
+refuse tensor subclasses, for example). If both stop, the error tells the user's line (`blame.py`).
+
+Every forward node's `meta["custom"]["module"]` is the qualified name of the module that ran it;
+AOTAutograd copies it to the backward nodes that differentiate it.
+
+Private torch names used here and in `skeleton.py` were checked on torch 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import fx, nn
+from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hyperparallel.graph.batch import CallTree, Tree, flatten
+from hyperparallel.graph.blame import capture_error
+
+PREFIX = "module."
+"""What the traced names of parameters and buffers start with."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A joint graph as AOTAutograd made it, how the result is nested, and how many outputs it has."""
+
+    graph_module: fx.GraphModule
+    out_tree: Tree
+
+
+class _Flat(nn.Module):
+    """Takes the batch's tensors, returns the result's; each result is copied so that none aliases."""
+
+    def __init__(
+        self, module: nn.Module, call: CallTree, wants_grad: Callable[[str], bool]
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self._call = call
+        self._wants_grad = wants_grad
+        self.out_tree: Tree | None = None
+
+    def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.out_tree, found = flatten(self._call.call(self.module, leaves))
+        paths = output_paths(self.out_tree)
+        return tuple(
+            x.clone() if self._wants_grad(path) else x.detach().clone()
+            for path, x in zip(paths, found, strict=True)
+        )
+
+
+def output_paths(tree: Tree) -> list[str]:
+    """Paths of the result's tensors; a result that is one tensor is called "output"."""
+    return [path or "output" for path in tree.paths()]
+
+
+def trace(
+    module: nn.Module,
+    call: CallTree,
+    leaves: Sequence[torch.Tensor],
+    mode: FakeTensorMode,
+    *,
+    train: bool,
+    wants_grad: Callable[[str], bool],
+    strict: bool | None = None,
+) -> Trace:
+    """Trace `module` (a skeleton) on fake `leaves`; raises `CaptureError` naming the user's line."""
+    errors: list[BaseException] = []
+    for route in (_direct, _strict) if strict is None else (_strict if strict else _direct,):
+        try:
+            with _quiet_tracing(train):
+                return route(module, call, leaves, mode, wants_grad)
+        except Exception as error:
+            errors.append(error)
+    raise capture_error(errors[0], module) from errors[0]
+
+
+def _direct(
+    module: nn.Module,
+    call: CallTree,
+    leaves: Sequence[torch.Tensor],
+    mode: FakeTensorMode,
+    wants_grad: Callable[[str], bool],
+) -> Trace:
+    flat = _Flat(module, call, wants_grad)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mode)
+        stack.enter_context(_compiling_flag())
+        stack.enter_context(_module_names(module))
+        joint = aot_export_joint_with_descriptors(stack, flat, tuple(leaves))
+    assert flat.out_tree is not None
+    return Trace(joint.graph_module, flat.out_tree)
+
+
+def _strict(
+    module: nn.Module,
+    call: CallTree,
+    leaves: Sequence[torch.Tensor],
+    mode: FakeTensorMode,
+    wants_grad: Callable[[str], bool],
+) -> Trace:
+    with mode:
+        read = call.call(dynamo_graph_capture_for_export(module), leaves)
+    return _direct(read, call, leaves, mode, wants_grad)
+
+
+@contextlib.contextmanager
+def _compiling_flag() -> Iterator[None]:
+    """Say `torch.compiler.is_compiling()` while tracing directly: libraries then avoid reading values."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def _quiet_tracing(train: bool) -> Iterator[None]:
+    """Grad mode as asked, module names on nodes, and no warnings about our own way of tracing."""
+    before: Any = fx_traceback.current_meta.get("custom")
+    with warnings.catch_warnings(), torch.set_grad_enabled(train):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            if before is None:
+                fx_traceback.current_meta.pop("custom", None)
+            else:
+                fx_traceback.current_meta["custom"] = before
+
+
+@contextlib.contextmanager
+def _module_names(module: nn.Module) -> Iterator[None]:
+    """Forward hooks that write the running module's name where the tracer copies it to each node."""
+    stack: list[Any] = []
+    meta = fx_traceback.current_meta
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: Any) -> None:
+            stack.append(meta.get("custom") or {})
+            meta["custom"] = {"module": name}
+
+        return hook
+
+    def leave(_module: nn.Module, _args: Any, _result: Any) -> None:
+        meta["custom"] = stack.pop() if stack else {}
+
+    handles = []
+    for name, part in module.named_modules():
+        handles.append(part.register_forward_pre_hook(enter(name)))
+        handles.append(part.register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

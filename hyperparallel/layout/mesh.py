@@ -1,0 +1,264 @@
+"""A mesh: ranks arranged in a grid whose axes have names.
+
+A mesh is a value: a shape, one name per axis, and the ranks in row-major order of their coordinates
+(last axis fastest). The rank list may be any list of different ranks, so a mesh can be a slice of a
+larger one, or place neighbours of an axis on neighbouring devices. `mesh("dp", None)` cuts a tensor
+over it and gives a `Layout`.
+
+What it leaves out: which links an axis crosses (`cluster/`) and process groups (`runtime/`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hyperparallel.errors import LayoutError, nearest
+
+if TYPE_CHECKING:
+    from hyperparallel.layout.layout import DimSpec, Layout
+
+
+class Mesh:
+    """Ranks in a named grid, frozen; calling it makes a `Layout`.
+
+    shape: number of ranks along each axis; names: one per axis; ranks: row-major, 0..size-1 if not
+    given. Raises LayoutError for sizes below one, repeated names, or a rank list of another length.
+
+    >>> mesh = Mesh((2, 2), ("dp", "tp"))
+    >>> mesh
+    Layout((2, 2), ("dp", "tp"))
+    >>> mesh.coordinate(3), mesh.group(3, "dp")
+    ({'dp': 1, 'tp': 1}, (1, 3))
+    """
+
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+    size: int
+
+    def __init__(
+        self, shape: Sequence[int], names: Sequence[str], ranks: Sequence[int] | None = None
+    ) -> None:
+        names = (names,) if isinstance(names, str) else names
+        shape, names = tuple(shape), tuple(names)
+        size = _check_grid(shape, names)
+        ranks = tuple(range(size)) if ranks is None else tuple(ranks)
+        _check_ranks(ranks, shape, size)
+        fields = {"shape": shape, "names": names, "ranks": ranks, "size": size}
+        sizes = dict(zip(names, shape, strict=True))
+        key = hash((shape, names, ranks))
+        self.__dict__.update(fields, _sizes=sizes, _hash=key, _layouts={})
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Mesh is frozen; build a new one to change {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Mesh is frozen; {name!r} cannot be deleted")
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Mesh) or self._hash != other._hash:
+            return False
+        mine, theirs = (self.shape, self.names, self.ranks), (other.shape, other.names, other.ranks)
+        return mine == theirs
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Mesh], tuple[object, ...]]:
+        return Mesh, (self.shape, self.names, self.ranks)
+
+    def __repr__(self) -> str:
+        names = ", ".join(f'"{name}"' for name in self.names) + ("," if len(self.names) == 1 else "")
+        ranks = "" if self.ranks == tuple(range(self.size)) else f", ranks={self.ranks}"
+        return f"Layout({self.shape}, ({names}){ranks})"
+
+    def __call__(
+        self,
+        *dims: DimSpec,
+        partial: Mapping[str, str] | None = None,
+        tier: str = "device",
+    ) -> Layout:
+        """The layout of a tensor with one entry per dim: None, an axis, or axes outermost first.
+
+        >>> Mesh((2, 2), ("dp", "tp"))("dp", None).dims
+        (('dp',), ())
+        """
+        from hyperparallel.layout.layout import build
+
+        return build(self, dims, partial or {}, tier)
+
+    def axis_size(self, name: str) -> int:
+        """The number of ranks along one axis; LayoutError if there is no such axis."""
+        size = self._sizes.get(name)
+        return size if size is not None else self._unknown(name)
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """Where a rank stands: its index along every axis."""
+        return dict(zip(self.names, self.indices(rank), strict=True))
+
+    def indices(self, rank: int) -> tuple[int, ...]:
+        """The coordinate as plain numbers in axis order.
+
+        >>> Mesh((2, 2), ("dp", "tp"), (0, 2, 1, 3)).indices(2)
+        (0, 1)
+        """
+        found = self._indices.get(rank)
+        if found is None:
+            raise LayoutError("rank", rank, f"a rank of {self!r}: {_some(self.ranks)}")
+        return found
+
+    def rank_at(self, **coordinate: int) -> int:
+        """The rank at a coordinate; every axis longer than one must be given.
+
+        >>> Mesh((2, 2), ("dp", "tp")).rank_at(dp=1, tp=0)
+        2
+        """
+        for name in coordinate:
+            self.axis_size(name)
+        position = 0
+        for name, size in zip(self.names, self.shape, strict=True):
+            if name not in coordinate and size > 1:
+                raise LayoutError("coordinate", coordinate, "an index for each of its axes", name)
+            index = coordinate.get(name, 0)
+            if not 0 <= index < size:
+                raise LayoutError(f"coordinate {name}", index, f"0 to {size - 1}")
+            position = position * size + index
+        return self.ranks[position]
+
+    def group(self, rank: int, axes: str | Sequence[str]) -> tuple[int, ...]:
+        """The ranks that differ from `rank` only along `axes`, row-major in the order of `axes`.
+
+        >>> Mesh((2, 2), ("dp", "tp")).group(0, ("tp", "dp"))
+        (0, 2, 1, 3)
+        """
+        axes = (axes,) if isinstance(axes, str) else tuple(axes)
+        indices = list(self.indices(rank))
+        places = [self.axis_index(axis) for axis in axes]
+        if len(set(places)) != len(places):
+            raise LayoutError("axes", axes, "each axis once")
+        members = []
+        for choice in itertools.product(*(range(self.shape[place]) for place in places)):
+            for place, index in zip(places, choice, strict=True):
+                indices[place] = index
+            position = sum(i * stride for i, stride in zip(indices, self._strides, strict=True))
+            members.append(self.ranks[position])
+        return tuple(members)
+
+    def groups(self, axes: str | Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """All groups along `axes`; together they hold every rank once.
+
+        >>> Mesh((2, 2), ("dp", "tp")).groups("dp")
+        ((0, 2), (1, 3))
+        """
+        seen: set[int] = set()
+        found = []
+        for rank in self.ranks:
+            if rank not in seen:
+                found.append(self.group(rank, axes))
+                seen.update(found[-1])
+        return tuple(found)
+
+    def axis_index(self, name: str) -> int:
+        """The place of an axis in `names`."""
+        return self._places[name] if name in self._places else self._unknown(name)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.names)}
+
+    @cached_property
+    def _strides(self) -> tuple[int, ...]:
+        return tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
+
+    @cached_property
+    def _indices(self) -> dict[int, tuple[int, ...]]:
+        grid = itertools.product(*map(range, self.shape))
+        return dict(zip(self.ranks, grid, strict=True))
+
+    def _unknown(self, name: object) -> int:
+        known = ", ".join(self.names) or "no axis at all"
+        near = nearest(str(name), self.names)
+        raise LayoutError("axis", name, f"one of {known}", None if near == "none" else near)
+
+    # The rearrangements stand in `views.py`; here they only become methods.
+
+    def slice(self, **picks: int | slice) -> Mesh:
+        """The part of the mesh at an index of an axis (the axis goes) or a range of it (it stays).
+
+        >>> Mesh((2, 2), ("dp", "tp")).slice(dp=1)
+        Layout((2,), ("tp",), ranks=(2, 3))
+        """
+        from hyperparallel.layout.views import slice_mesh
+
+        return slice_mesh(self, picks)
+
+    def split(self, name: str, parts: Mapping[str, int]) -> Mesh:
+        """One axis as several, outermost first; the product of their sizes must be its size.
+
+        >>> Mesh((4,), ("world",)).split("world", {"dp": 2, "tp": 2})
+        Layout((2, 2), ("dp", "tp"))
+        """
+        from hyperparallel.layout.views import split_mesh
+
+        return split_mesh(self, name, parts)
+
+    def flatten(self, axes: Sequence[str], name: str) -> Mesh:
+        """Several axes as one, row-major in the order given, standing where the first one stood.
+
+        >>> Mesh((2, 2), ("dp", "tp")).flatten(("tp", "dp"), "world")
+        Layout((4,), ("world",), ranks=(0, 2, 1, 3))
+        """
+        from hyperparallel.layout.views import flatten_mesh
+
+        return flatten_mesh(self, axes, name)
+
+    def rename(self, names: Mapping[str, str]) -> Mesh:
+        """The same ranks under other axis names.
+
+        >>> Mesh((2,), ("dp",)).rename({"dp": "data"})
+        Layout((2,), ("data",))
+        """
+        for name in names:
+            self.axis_size(name)
+        return Mesh(self.shape, [names.get(name, name) for name in self.names], self.ranks)
+
+    # Set in __init__ behind the frozen __setattr__.
+    _sizes: dict[str, int]
+    _hash: int
+    _layouts: dict[object, Layout]
+
+
+def _check_grid(shape: tuple[int, ...], names: tuple[str, ...]) -> int:
+    if len(shape) != len(names):
+        raise LayoutError("alias_name", names, f"one name per entry of the device matrix {shape}")
+    if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in shape):
+        raise LayoutError("device_matrix", shape, "whole numbers of at least 1")
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier() or name == "None":
+            raise LayoutError("alias_name", name, "a name like dp: letters, digits, underscores")
+    if len(set(names)) != len(names):
+        raise LayoutError("alias_name", names, "each name once")
+    return math.prod(shape)
+
+
+def _check_ranks(ranks: tuple[int, ...], shape: tuple[int, ...], size: int) -> None:
+    if len(ranks) != size:
+        raise LayoutError(
+            "ranks",
+            _some(ranks),
+            f"{size} ranks, the product of the device matrix {shape}",
+            f"a device matrix whose product is {len(ranks)}",
+        )
+    if len(set(ranks)) != len(ranks) or any(not isinstance(r, int) or r < 0 for r in ranks):
+        raise LayoutError("ranks", _some(ranks), "different whole numbers from 0 up")
+
+
+def _some(ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"({shown}, ... {len(ranks)} in all)" if len(ranks) > 8 else f"({shown})"

@@ -28,8 +28,9 @@ def extract(captured: Captured) -> Workload:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             values[node.name] = _value(node.name, value)
+    blocks = captured.blocks
     ops = tuple(
-        _op(node, captured.blocks)
+        _op(node, blocks)
         for node in graph.nodes
         if node.op == "call_function" and node.target is not operator.getitem
     )
@@ -94,5 +95,4 @@ def _plain(value: Any, inputs: list[str]) -> Any:
 
 def module_of(node: fx.Node) -> str:
     """The qualified name of the module that a node came from ("" for the model itself)."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    return next(reversed(stack.values()))[0] if stack else ""
+    return str((node.meta.get("custom") or {}).get("module", ""))

@@ -52,9 +52,8 @@ class ParamLayout:
 
     @property
     def rank_bytes(self) -> int:
-        """Bytes that the fullest rank stores (the mesh's first: first pieces are largest)."""
-        local = self.stored.local_shape(self.shape, self.stored.mesh.ranks[0])
-        return math.prod(local) * _ITEMSIZE[self.dtype]
+        """Bytes that the fullest rank stores."""
+        return math.prod(self.stored.largest_shape(self.shape)) * _ITEMSIZE[self.dtype]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,217 @@
+"""Collectives over a torch process group (gloo or NCCL): the carrier that works between any ranks.
+
+Calls the process group's own methods; the functional collectives of torch go through the dispatcher and
+cost several times as much per call. Guards against what gloo gets wrong (torch 2.13): it sends strided
+tensors as if they were dense, and refuses uneven gathers and most integer types. So inputs are made
+contiguous, gathers and exchanges are done on bytes, and uneven gathers are sends and receives.
+
+Leaves out which carrier a group gets (`carriers.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from hyperparallel.errors import RunError
+from hyperparallel.runtime.collectives import Pending, Ready, Sends
+from hyperparallel.runtime.groups import Group, PeerLost
+
+# Private names, checked on torch 2.13: the option objects of the process group methods.
+from torch._C._distributed_c10d import AllreduceOptions, ReduceScatterOptions  # isort: skip
+
+_OPS = {
+    "sum": ReduceOp.SUM,
+    "avg": ReduceOp.SUM,
+    "max": ReduceOp.MAX,
+    "min": ReduceOp.MIN,
+    "prod": ReduceOp.PRODUCT,
+}
+
+_STAND_INS = {torch.bool: torch.uint8, torch.int16: torch.int32}
+"""Types that gloo cannot reduce, and the type they are reduced as."""
+
+DIRECT_GATHER_BYTES = 4 << 20
+"""From this size per member on, gloo's gather takes three times as long as sends and receives."""
+
+
+class Works:
+    """Process-group works under way, and how their buffers become the result."""
+
+    __slots__ = ("finish", "group", "keep", "op", "result", "works")
+
+    def __init__(
+        self,
+        op: str,
+        group: Group,
+        works: list[Any],
+        result: Tensor,
+        keep: object,
+        finish: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.op, self.group, self.works, self.result = op, group, works, result
+        self.keep, self.finish = keep, finish
+
+    def wait(self) -> Tensor:
+        if self.works:
+            try:
+                for work in self.works:
+                    work.wait()
+            except RuntimeError as error:
+                group = self.group
+                kind = PeerLost if "onnection" in str(error) else RunError
+                raise kind(
+                    f"{self.op} on rank {group.rank} in group {group.name} (ranks {group.ranks}) "
+                    f"failed: {error}"
+                ) from error
+            self.works = []
+            self.keep = None
+            if self.finish is not None:
+                self.result, self.finish = self.finish(self.result), None
+        return self.result
+
+
+class MessageCarrier:
+    """Collectives of one group over its process group."""
+
+    def __init__(self, group: Group) -> None:
+        if group.handle is None:
+            raise group.refuse("a collective")
+        self.group = group
+        self.handle: Any = group.handle
+
+    def all_reduce(self, x: Tensor, op: str) -> Pending:
+        if x.numel() == 0:
+            return Ready(x.contiguous())
+        out, finish = _reducible(x.clone(memory_format=torch.contiguous_format), op, self.group)
+        options = AllreduceOptions()
+        options.reduceOp = _OPS[op]
+        work = self.handle.allreduce([out], options)
+        return Works("all_reduce", self.group, [work], out, None, finish)
+
+    def all_gather(self, x: Tensor, dim: int, sizes: Sequence[int]) -> Pending:
+        unit = math.prod(s for d, s in enumerate(x.shape) if d != dim)
+        if unit == 0 or sum(sizes) == 0:
+            return Ready(x.new_empty(_with(x.shape, dim, sum(sizes))))
+        flat = x.contiguous().view(-1)
+        out = flat.new_empty(unit * sum(sizes))
+        source, target = flat.view(torch.uint8), out.view(torch.uint8)
+        if len(set(sizes)) == 1 and source.numel() < DIRECT_GATHER_BYTES:
+            works = [self.handle._allgather_base(target, source)]
+        else:
+            parts = target.split([unit * size * x.element_size() for size in sizes])
+            peers = [p for p in range(self.group.size) if p != self.group.index]
+            works = self._exchange({p: source for p in peers}, {p: parts[p] for p in peers})
+            parts[self.group.index].copy_(source)
+
+        def join(out: Tensor) -> Tensor:
+            return _join(out, x.shape, dim, sizes)
+
+        return Works("all_gather", self.group, works, out, (x, source, target), join)
+
+    def reduce_scatter(self, x: Tensor, dim: int, sizes: Sequence[int], op: str) -> Pending:
+        if x.numel() == 0:
+            return Ready(x.new_empty(_with(x.shape, dim, sizes[self.group.index])))
+        packed, finish = _reducible(_pack(x, dim, sizes), op, self.group)
+        unit = x.numel() // x.shape[dim]
+        shape = _with(x.shape, dim, sizes[self.group.index])
+        options = ReduceScatterOptions()
+        options.reduceOp = _OPS[op]
+        out = packed.new_empty(unit * sizes[self.group.index])
+        if len(set(sizes)) == 1:
+            work = self.handle._reduce_scatter_base(out, packed, options)
+        else:
+            parts = list(packed.split([unit * size for size in sizes]))
+            work = self.handle.reduce_scatter([out], [parts], options)
+
+        def shaped(out: Tensor) -> Tensor:
+            return (out if finish is None else finish(out)).view(shape)
+
+        return Works("reduce_scatter", self.group, [work], out, packed, shaped)
+
+    def all_to_all(
+        self,
+        x: Tensor,
+        split_dim: int,
+        split_sizes: Sequence[int],
+        concat_dim: int,
+        concat_sizes: Sequence[int],
+    ) -> Pending:
+        shape = _with(x.shape, split_dim, split_sizes[self.group.index])
+        unit = math.prod(s for d, s in enumerate(shape) if d != concat_dim) * x.element_size()
+        source = _pack(x, split_dim, split_sizes).view(torch.uint8)
+        out = x.new_empty(unit // x.element_size() * sum(concat_sizes))
+        per_split = x.numel() * x.element_size() // max(1, x.shape[split_dim])
+        work = self.handle.alltoall_base(
+            out.view(torch.uint8),
+            source,
+            [unit * size for size in concat_sizes],
+            [per_split * size for size in split_sizes],
+        )
+
+        def join(out: Tensor) -> Tensor:
+            return _join(out, shape, concat_dim, concat_sizes)
+
+        return Works("all_to_all", self.group, [work], out, source, join)
+
+    def permute(self, x: Tensor, sends: Sends, recv_shape: Sequence[int]) -> Pending:
+        me = self.group.index
+        source = x.contiguous().view(-1)
+        out = x.new_empty(recv_shape)
+        sources = [s for s, t in sends if t == me]
+        targets = {t: source.view(torch.uint8) for s, t in sends if s == me and t != me}
+        inputs = {s: out.view(-1).view(torch.uint8) for s in sources if s != me}
+        works = self._exchange(targets, inputs)
+        if not sources:
+            out.zero_()
+        elif sources == [me]:
+            out.view(-1).copy_(source)
+        return Works("permute", self.group, works, out, source)
+
+    def _exchange(self, sends: dict[int, Tensor], recvs: dict[int, Tensor]) -> list[Any]:
+        """Point-to-point messages by member; empty ones are skipped on both sides."""
+        works = [self.handle.recv([b], peer, 0) for peer, b in recvs.items() if b.numel()]
+        works += [self.handle.send([b], peer, 0) for peer, b in sends.items() if b.numel()]
+        return works
+
+
+def _reducible(
+    x: Tensor, op: str, group: Group
+) -> tuple[Tensor, Callable[[Tensor], Tensor] | None]:
+    """`x` in a type that can be reduced, and how the reduced tensor becomes the result."""
+    if x.is_complex():
+        real, size = torch.view_as_real(x), group.size
+        return real, lambda out: torch.view_as_complex(out.div_(size) if op == "avg" else out)
+    if op == "avg":
+        return x, lambda out: out.div_(group.size)
+    if x.dtype in _STAND_INS:
+        return x.to(_STAND_INS[x.dtype]), lambda out: out.to(x.dtype)
+    return x, None
+
+
+def _with(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def _pack(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """The pieces of `dim` one after the other, each dense."""
+    if math.prod(x.shape[:dim]) == 1:
+        return x.contiguous().view(-1)
+    return torch.cat([piece.reshape(-1) for piece in x.split(list(sizes), dim)])
+
+
+def _join(flat: Tensor, shape: Sequence[int], dim: int, sizes: Sequence[int]) -> Tensor:
+    """Dense pieces, one after the other, joined along `dim`; the inverse of `_pack`."""
+    whole = _with(shape, dim, sum(sizes))
+    if math.prod(shape[:dim]) == 1:
+        return flat.view(whole)
+    unit = math.prod(s for d, s in enumerate(shape) if d != dim)
+    parts = flat.split([unit * size for size in sizes])
+    return torch.cat(
+        [part.view(_with(shape, dim, size)) for part, size in zip(parts, sizes, strict=True)], dim
+    )

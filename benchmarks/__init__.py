@@ -1,0 +1,1 @@
+"""Measurements with their peers in the same run; results and commands stand in results/."""

@@ -1,0 +1,1 @@
+"""HyperShard against hand-written, DTensor and FSDP2 programs: `python -m benchmarks.shard`."""

@@ -2,9 +2,9 @@
 
 One rank, so no bytes move (DTensor still calls its collectives). A step of the small block is
 recorded op by op (a dispatch mode sees each plain-tensor op with its arguments); each recorded
-call is then timed alone, in a tight loop, on its recorded arguments. Overhead per op = (CPU of a whole step - sum of the
-calls alone) / number of recorded ops. A call alone still pays the dispatcher, as any program
-must; what is left is program, autograd, wrappers and bookkeeping.
+call is then timed alone, in a tight loop, on its recorded arguments. Overhead per op is
+(CPU of a whole step - sum of the calls alone) / number of recorded ops. A call alone still pays
+the dispatcher, as any program must; what is left is program, autograd, wrappers, bookkeeping.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from hyperparallel.runtime.launch import launch
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
     """`[fn(rank, *args) for every rank]`, each in its own process in the default process group.
 
-    One thread a rank, so ranks are forked and `fn` may be a closure. The registry of groups in a rank
-    is `Groups.of_default()`. Raises `RunError` with the failing rank's traceback, or after `timeout`.
+    One thread a rank, so ranks are forked and `fn` may be a closure. The registry of groups in a
+    rank is `Groups.of_default()`. Raises `RunError` with the failing rank's traceback, or after
+    `timeout`.
     """
     return launch(
         lambda session, *rest: fn(session.rank, *rest),

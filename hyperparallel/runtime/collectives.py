@@ -1,12 +1,12 @@
 """Collectives on plain local tensors, each split in a start and a wait.
 
-These functions stand as `call_function` targets in the program of one rank. They are functional: the
-input is never written and the result is contiguous, whatever the strides of the input. Sizes may be
-uneven or zero. Bytes are moved by the group's carrier: a torch process group (`messages.py`) or shared
-memory (`shm.py`). A group of one rank never communicates and hands its input back.
+These functions stand as `call_function` targets in the program of one rank. They are functional:
+the input is never written and the result is contiguous, whatever the strides of the input. Sizes
+may be uneven or zero. Bytes are moved by the group's carrier: a torch process group (`messages.py`)
+or shared memory (`shm.py`). A group of one rank never communicates and hands its input back.
 
-Several collectives of a group may be under way at once, waited for in any order; every member must start
-them in the same order. `HYPERPARALLEL_DEBUG=collectives` checks that they do (`debug.py`).
+Several collectives of a group may be under way at once, waited for in any order; every member must
+start them in the same order. `HYPERPARALLEL_DEBUG=collectives` checks that they do (`debug.py`).
 
 Leaves out layouts: which collective a redistribution needs is decided in `layout/reshard`.
 """
@@ -69,7 +69,7 @@ class Ready:
 
 
 def wait(pending: Pending) -> Tensor:
-    """The result of a started collective; blocks until it is there. Raises `RunError` if a peer died.
+    """The result of a started collective, waited for. Raises `RunError` if a peer died.
 
     >>> wait(all_reduce_start(torch.ones(2), "sum", Group((0,), rank=0)))
     tensor([1., 1.])
@@ -80,8 +80,8 @@ def wait(pending: Pending) -> Tensor:
 def all_reduce_start(x: Tensor, op: str, group: Group) -> Pending:
     """Start reducing `x` over the group, elementwise; every member gets the result, of `x`'s shape.
 
-    op: "sum", "max", "min", "prod" or "avg". Booleans take max (any) and min (all) only, integers all but
-    avg. Raises `UserError` for those, `RunError` when this rank is no member.
+    op: "sum", "max", "min", "prod" or "avg". Booleans take max (any) and min (all) only, integers
+    all but avg. Raises `UserError` for those, `RunError` when this rank is no member.
     """
     if op not in REDUCE_OPS or not x.is_floating_point():
         check_reduction(op, x.dtype)
@@ -93,8 +93,8 @@ def all_reduce_start(x: Tensor, op: str, group: Group) -> Pending:
 def all_gather_start(x: Tensor, dim: int, sizes: Sequence[int], group: Group) -> Pending:
     """Start gathering the members' pieces along `dim`, in group order.
 
-    sizes: elements along `dim` that each member holds, uneven or 0; the other dims are equal. Raises
-    `UserError` if `sizes` does not fit `x`, `RunError` when this rank is no member.
+    sizes: elements along `dim` that each member holds, uneven or 0; the other dims are equal.
+    Raises `UserError` if `sizes` does not fit `x`, `RunError` when this rank is no member.
     """
     carrier = None if group.size == 1 and group.index == 0 else carrier_of(group, "all_gather")
     if len(sizes) != group.size or not 0 <= dim < x.dim() or x.shape[dim] != sizes[group.index]:
@@ -107,8 +107,8 @@ def reduce_scatter_start(
 ) -> Pending:
     """Start reducing `x` over the group; member i keeps piece i of `dim`.
 
-    sizes: elements along `dim` for each member, uneven or 0; they sum to `x.shape[dim]`. Ops, dtypes and
-    errors are those of `all_reduce_start` and `all_gather_start`.
+    sizes: elements along `dim` for each member, uneven or 0; they sum to `x.shape[dim]`. Ops,
+    dtypes and errors are those of `all_reduce_start` and `all_gather_start`.
     """
     if op not in REDUCE_OPS or not x.is_floating_point():
         check_reduction(op, x.dtype)
@@ -126,11 +126,11 @@ def all_to_all_start(
     concat_sizes: Sequence[int],
     group: Group,
 ) -> Pending:
-    """Start sending piece i of `split_dim` to member i; the pieces received are joined on `concat_dim`.
+    """Start sending piece i of `split_dim` to member i; join those received on `concat_dim`.
 
-    split_sizes: elements along `split_dim` by receiving member. concat_sizes: elements along `concat_dim`
-    by sending member. In the pieces received `split_dim` has this member's own split size, unless it is
-    `concat_dim`; every other dim is as in `x`.
+    split_sizes: elements along `split_dim` by receiving member. concat_sizes: elements along
+    `concat_dim` by sending member. In the pieces received `split_dim` has this member's own split
+    size, unless it is `concat_dim`; every other dim is as in `x`.
     """
     carrier = None if group.size == 1 and group.index == 0 else carrier_of(group, "all_to_all")
     if len(split_sizes) != group.size or not 0 <= split_dim < x.dim() > concat_dim >= 0:
@@ -148,9 +148,9 @@ def all_to_all_start(
 def permute_start(x: Tensor, sends: Sends, recv_shape: Sequence[int], group: Group) -> Pending:
     """Start sending `x` whole along `sends`, (from, to) pairs of members, the same on every member.
 
-    A member may send to several and receives from at most one; its result has `recv_shape` and `x`'s
-    dtype, and is zero when nothing is sent to it. Senders and receivers must agree on the number of
-    elements. Raises `UserError` for a member that would receive twice.
+    A member may send to several and receives from at most one; its result has `recv_shape` and
+    `x`'s dtype, and is zero when nothing is sent to it. Senders and receivers must agree on the
+    number of elements. Raises `UserError` for a member that would receive twice.
     """
     carrier = None if group.size == 1 and group.index == 0 else carrier_of(group, "permute")
     sources = [source for source, target in sends if target == group.index]
@@ -162,7 +162,7 @@ def permute_start(x: Tensor, sends: Sends, recv_shape: Sequence[int], group: Gro
 
 
 def carrier_of(group: Group, op: str) -> Carrier:
-    """The group's carrier, a process-group one if none was chosen; refuses ranks that are outside."""
+    """The group's carrier, made now if it has none; `RunError` for a rank that is outside."""
     if group.carrier is None:
         if group.index < 0 or group.handle is None:
             raise group.refuse(op)

@@ -1,9 +1,10 @@
 """Groups: ordered ranks that communicate, and the registry that makes each of them once.
 
-A `Group` is what a collective node of a rank's program carries: the ordered ranks, which of them this
-process is, and how it reaches the others (a torch process group, and perhaps a shared-memory carrier).
-Virtual ranks have groups without either. Making a process group needs every rank of the job in the same
-order, so the registry takes the wanted groups in one collective call, `Groups.ensure`.
+A `Group` is what a collective node of a rank's program carries: the ordered ranks, which of them
+this process is, and how it reaches the others (a torch process group, and perhaps a shared-memory
+carrier). Virtual ranks have groups without either. Making a process group needs every rank of the
+job in the same order, so the registry takes the wanted groups in one collective call,
+`Groups.ensure`.
 
 Leaves out which carrier moves the bytes (`collectives.py`) and how the job started (`session.py`).
 """
@@ -23,14 +24,14 @@ DEFAULT_TIMEOUT = timedelta(minutes=10)
 
 
 class PeerLost(RunError):
-    """A collective that failed because another rank went away; that rank's own failure is the cause."""
+    """A collective that failed because another rank went away; the cause is that rank's failure."""
 
 
 class Group:
     """Ordered ranks, the index of this process among them, and the ways to reach the others.
 
-    index: position of this rank in `ranks`, -1 when it is not a member (then no collective may use it).
-    handle: the torch process group; None for one rank, for virtual ranks and for non-members.
+    index: position of this rank in `ranks`, -1 when it is not a member (then no collective may use
+    it). handle: the torch process group; None for one rank, for virtual ranks and for non-members.
     carrier: shared-memory transport between ranks of one machine (`shm.py`), or None.
 
     >>> Group((0, 2), rank=2)
@@ -140,7 +141,5 @@ class Groups:
 
     def _connect(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        made = dist.new_group(
-            list(ranks), timeout=self.timeout, backend=backend, sort_ranks=False
-        )
+        made = dist.new_group(list(ranks), timeout=self.timeout, backend=backend, sort_ranks=False)
         return made if self.rank in ranks else None

@@ -1,7 +1,8 @@
-"""What this process asks of its operating system: cores, process groups, dying with the parent, ports.
+"""What this process asks of its operating system: cores, process groups, end of parents, ports.
 
-Every call that differs between systems stands here. Linux has all of them; elsewhere the kernel cannot be
-told to kill a child with its parent, and the watching thread alone does it, within a second or two.
+Every call that differs between systems stands here. Linux has all of them; elsewhere the kernel
+cannot be told to kill a child with its parent, and the watching thread alone does it, within a
+second or two.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def usable_cores() -> int:
 def die_with(parent: int, watched: int) -> None:
     """Kill this process as soon as its parent dies, or the process `watched`; returns at once.
 
-    The kernel is asked first (it needs no running thread here), then a thread watches `watched`, which
-    is another process than the parent when a fork server stands between.
+    The kernel is asked first (it needs no running thread here), then a thread watches `watched`,
+    which is another process than the parent when a fork server stands between.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,13 +1,14 @@
 """Launch: start local ranks, watch them, and end all of them as soon as one fails.
 
-Ranks are forked from this process where that is safe (0.1 s for 4 ranks; spawning takes 8-13 s), else
-from a fork server that has imported torch. Fork is unsafe once CUDA is initialised here, and for ranks
-with several threads: libgomp's pool does not survive a fork and the first parallel loop would hang.
+Ranks are forked from this process where that is safe (0.1 s for 4 ranks; spawning takes 8-13 s),
+else from a fork server that has imported torch. Fork is unsafe once CUDA is initialised here, and
+for ranks with several threads: libgomp's pool does not survive a fork and the first parallel loop
+would hang.
 
-The launcher waits on every rank's pipe and exit at once. The first failure ends the job; among failures
-that arrive together, one that merely saw a peer go away is not the first. Every rank ends by SIGTERM,
-after `grace` seconds by SIGKILL, with the process group it leads. Ctrl-C and SIGTERM end the job in the
-same way; a second Ctrl-C kills at once.
+The launcher waits on every rank's pipe and exit at once. The first failure ends the job; among
+failures that arrive together, one that merely saw a peer go away is not the first. Every rank ends
+by SIGTERM, after `grace` seconds by SIGKILL, with the process group it leads. Ctrl-C and SIGTERM
+end the job in the same way; a second Ctrl-C kills at once.
 
 Leaves out the child's side (`worker.py`) and ranks started by torchrun (`session.py`).
 """
@@ -31,12 +32,11 @@ from multiprocessing.connection import wait as wait_any
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hyperparallel.errors import RunError, UserError
 from hyperparallel.runtime import host
 from hyperparallel.runtime.groups import DEFAULT_TIMEOUT
-from hyperparallel.runtime.session import Ranks
+from hyperparallel.runtime.session import Ranks, serve_store
 from hyperparallel.runtime.worker import Failure, Job, work
 
 SETTLE_SECONDS = 1.0
@@ -57,11 +57,11 @@ def launch(
     """Run `fn(session, *args)` on `num_ranks` local ranks; return their results in rank order.
 
     timeout: seconds for the whole run, none by default. collective_timeout: for any one collective.
-    port: where the ranks meet on 127.0.0.1; by default they meet in a private file. threads: per rank,
-    by default the cores shared out, at least 1. grace: seconds between SIGTERM and SIGKILL.
+    port: where the ranks meet on 127.0.0.1; by default they meet in a private file. threads: per
+    rank, by default the cores shared out, at least 1. grace: seconds between SIGTERM and SIGKILL.
 
-    Raises `RunError` with the traceback of the rank that failed first, `UserError` for a taken port or
-    no ranks; KeyboardInterrupt or SystemExit after Ctrl-C or SIGTERM. No rank outlives the call.
+    Raises `RunError` with the traceback of the rank that failed first, `UserError` for a taken port
+    or no ranks; KeyboardInterrupt or SystemExit after Ctrl-C or SIGTERM. No rank outlives the call.
     """
     if num_ranks < 1:
         raise UserError("num_ranks", num_ranks, "at least 1")
@@ -88,9 +88,7 @@ class _Crew:
         self._results: dict[int, Any] = {}
         self._failures: list[Failure] = []
 
-    def start(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], ranks: Ranks, job: Job
-    ) -> None:
+    def start(self, fn: Callable[..., Any], args: tuple[Any, ...], ranks: Ranks, job: Job) -> None:
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(
             target=work, args=(fn, args, ranks, job, theirs), name=f"rank-{ranks.rank}"
@@ -148,10 +146,10 @@ class _Crew:
             for rank in range(len(self._processes))
             if rank not in self._results and all(f.rank != rank for f in self._failures)
         ]
-        sentinels = {self._processes[rank].sentinel: rank for rank in open_ranks}
-        pipes = {self._pipes[rank]: rank for rank in open_ranks}
-        ready = wait_any([*sentinels, *pipes], seconds)
-        for rank in dict.fromkeys(pipes.get(r, sentinels.get(r)) for r in ready):  # type: ignore[call-overload]
+        watched: dict[Any, int] = {}
+        for rank in open_ranks:
+            watched[self._processes[rank].sentinel] = watched[self._pipes[rank]] = rank
+        for rank in dict.fromkeys(watched[ready] for ready in wait_any([*watched], seconds)):
             if not self._receive(rank) and not self._processes[rank].is_alive():
                 self._failures.append(self._death(rank))
 
@@ -213,17 +211,9 @@ def _meeting_place(num_ranks: int, port: int | None, timeout: timedelta) -> Iter
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return
-    server = host.listen_on_loopback(port)
-    store = dist.TCPStore(
-        "127.0.0.1",
-        server.getsockname()[1],
-        num_ranks,
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=server.detach(),
-    )
-    yield f"127.0.0.1:{store.port}"
+    served = serve_store(port, num_ranks, timeout)
+    yield f"127.0.0.1:{served.port}"
+    del served  # not before the ranks are gone
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Collectives over a torch process group (gloo or NCCL): the carrier that works between any ranks.
 
-Calls the process group's own methods; the functional collectives of torch go through the dispatcher and
-cost several times as much per call. Guards against what gloo gets wrong (torch 2.13): it sends strided
-tensors as if they were dense, and refuses uneven gathers and most integer types. So inputs are made
-contiguous, gathers and exchanges are done on bytes, and uneven gathers are sends and receives.
+Calls the process group's own methods; the functional collectives of torch go through the dispatcher
+and cost several times as much per call. Guards against what gloo gets wrong (torch 2.13): it sends
+strided tensors as if they were dense, and refuses uneven gathers and most integer types. So inputs
+are made contiguous, gathers and exchanges are done on bytes, and uneven gathers are sends and
+receives.
 
 Leaves out which carrier a group gets (`carriers.py`).
 """
@@ -25,7 +26,7 @@ from hyperparallel.runtime.groups import Group, PeerLost
 # Private names, checked on torch 2.13: the option objects of the process group methods.
 from torch._C._distributed_c10d import AllreduceOptions, ReduceScatterOptions  # isort: skip
 
-_OPS = {
+_OPS: dict[str, Any] = {
     "sum": ReduceOp.SUM,
     "avg": ReduceOp.SUM,
     "max": ReduceOp.MAX,
@@ -106,7 +107,7 @@ class MessageCarrier:
         else:
             parts = target.split([unit * size * x.element_size() for size in sizes])
             peers = [p for p in range(self.group.size) if p != self.group.index]
-            works = self._exchange({p: source for p in peers}, {p: parts[p] for p in peers})
+            works = self._exchange(dict.fromkeys(peers, source), {p: parts[p] for p in peers})
             parts[self.group.index].copy_(source)
 
         def join(out: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """Session: this process as one rank of a job, with its process group initialised.
 
-A job starts in one of two ways: `launch` forks local ranks and hands each a `Ranks`, or torchrun sets the
-environment, which `ranks_from_environment` reads. Both end in `open_session`. Under torchrun the store is
-prefixed with the restart count: the agent keeps one store over restarts, and without a prefix a restarted
-gloo job reads the addresses of the dead one and never recovers (torch 2.13).
+A job starts in one of two ways: `launch` forks local ranks and hands each a `Ranks`, or torchrun
+sets the environment, which `ranks_from_environment` reads. Both end in `open_session`. Under
+torchrun the store is prefixed with the restart count: the agent keeps one store over restarts, and
+without a prefix a restarted gloo job reads the addresses of the dead one and never recovers (torch
+2.13).
 
 Leaves out starting and ending processes (`launch.py`, `worker.py`).
 """
@@ -20,8 +21,12 @@ import torch
 import torch.distributed as dist
 
 from hyperparallel.errors import UserError
+from hyperparallel.runtime import host
 from hyperparallel.runtime.carriers import attach
 from hyperparallel.runtime.groups import DEFAULT_TIMEOUT, Groups
+
+# Private module, checked on torch 2.13: where the types of the stores are declared.
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore  # isort: skip
 
 
 @dataclass(frozen=True)
@@ -122,14 +127,28 @@ def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Itera
         dist.destroy_process_group()
 
 
-def _meet(ranks: Ranks, timeout: timedelta) -> dist.Store:
-    host, colon, port = ranks.store.rpartition(":")
-    store: dist.Store
+def _meet(ranks: Ranks, timeout: timedelta) -> Store:
+    place, colon, port = ranks.store.rpartition(":")
+    store: Store
     if colon and port.isdigit():
-        store = dist.TCPStore(
-            host, int(port), ranks.world_size, ranks.hosts_store, timeout, wait_for_workers=False
+        store = TCPStore(
+            place, int(port), ranks.world_size, ranks.hosts_store, timeout, wait_for_workers=False
         )
     else:
-        store = dist.FileStore(ranks.store, ranks.world_size)
+        store = FileStore(ranks.store, ranks.world_size)
         store.set_timeout(timeout)
-    return dist.PrefixStore(ranks.prefix, store)
+    return PrefixStore(ranks.prefix, store)
+
+
+def serve_store(port: int, world_size: int, timeout: timedelta) -> TCPStore:
+    """Serve a store for `world_size` ranks on 127.0.0.1; raises `UserError` for a taken port."""
+    server = host.listen_on_loopback(port)
+    return TCPStore(
+        "127.0.0.1",
+        port,
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=server.detach(),
+    )

@@ -1,9 +1,9 @@
 """One launched rank, from its first line to its exit: the child's side of `launch.py`.
 
-It leads its own process group, dies with its launcher, ignores Ctrl-C (the launcher decides), ends by
-SystemExit on SIGTERM, and reports through a pipe: the result, or each failure as soon as it is known, with
-the traceback as text. A failure that only tells that a peer went away is marked `lost`; the launcher then
-looks for the peer's own.
+It leads its own process group, dies with its launcher, ignores Ctrl-C (the launcher decides), ends
+by SystemExit on SIGTERM, and reports through a pipe: the result, or each failure as soon as it is
+known, with the traceback as text. A failure that only tells that a peer went away is marked `lost`;
+the launcher then looks for the peer's own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hyperparallel.runtime.groups import PeerLost
 from hyperparallel.runtime.session import Ranks, open_session
 
 _LOST = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket timeout|timed out waiting",
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|timed out waiting",
     re.IGNORECASE,
 )
 

@@ -6,9 +6,44 @@ steps between two layouts, on one mesh or across two. Everything here is a froze
 imports torch or talks to a device.
 """
 
+from hyperparallel.layout.exchange import Piece
 from hyperparallel.layout.layout import REDUCTIONS, Layout
 from hyperparallel.layout.mesh import Mesh
 from hyperparallel.layout.placement import from_placements, placements
+from hyperparallel.layout.reshard import Costs, find_steps, reshard
 from hyperparallel.layout.shards import is_even
+from hyperparallel.layout.steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Move,
+    Pend,
+    Permute,
+    ReduceScatter,
+    SendRecv,
+    Slice,
+    Step,
+)
 
-__all__ = ["REDUCTIONS", "Layout", "Mesh", "from_placements", "is_even", "placements"]
+__all__ = [
+    "REDUCTIONS",
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Costs",
+    "Layout",
+    "Mesh",
+    "Move",
+    "Pend",
+    "Permute",
+    "Piece",
+    "ReduceScatter",
+    "SendRecv",
+    "Slice",
+    "Step",
+    "find_steps",
+    "from_placements",
+    "is_even",
+    "placements",
+    "reshard",
+]

@@ -1,0 +1,121 @@
+"""Exact exchange: which part of whose piece goes to whom, when a tensor changes its cut or its mesh.
+
+Each receiver's new piece is met with the old pieces, per dim and then as a product; of the ranks that
+hold the same old piece, the one standing like the receiver on the other axes sends (so the load is even
+and pending summands are never mixed), across meshes the holders take turns, and what a rank already
+holds comes from itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hyperparallel.layout.layout import Layout
+from hyperparallel.layout.mesh import Mesh
+from hyperparallel.layout.shards import check_shape, intervals
+
+
+class Piece(NamedTuple):
+    """One block: `src_slices` of the sender's piece become `dst_slices` of the receiver's."""
+
+    src_rank: int
+    dst_rank: int
+    src_slices: tuple[slice, ...]
+    dst_slices: tuple[slice, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Elements in the block."""
+        return math.prod(part.stop - part.start for part in self.src_slices)
+
+
+Cut = tuple[dict[str, int], int, int]
+"""One piece of one dim: its index along each axis, start, stop."""
+
+
+def pieces(src: Layout, dst: Layout, shape: Sequence[int]) -> tuple[Piece, ...]:
+    """All blocks that make the pieces of `dst` from those of `src`; they tile each piece of `dst`.
+
+    Empty blocks are left out. On one mesh, axes pending in `src` must be pending in `dst`.
+
+    >>> from hyperparallel.layout import Mesh
+    >>> two = Mesh((2,), ("dp",))
+    >>> [piece[:2] for piece in pieces(two("dp"), Mesh((1,), ("x",), (7,))(None), (4,))]
+    [(0, 7), (1, 7)]
+    """
+    shape = check_shape(src, check_shape(dst, shape))
+    old = [_cuts(size, axes, src.mesh) for size, axes in zip(shape, src.dims, strict=True)]
+    found = []
+    for turn, rank in enumerate(dst.mesh.ranks):
+        wanted = intervals(dst, shape, rank)
+        start_at = _like_receiver(src, dst, rank, turn)
+        meets = [
+            [cut for cut in cuts if cut[1] < stop and start < cut[2]]
+            for cuts, (start, stop) in zip(old, wanted, strict=True)
+        ]
+        for choice in itertools.product(*meets):
+            found.append(_piece(src, rank, wanted, choice, start_at))
+    return tuple(found)
+
+
+def most_received(found: Sequence[Piece]) -> int:
+    """Elements that the busiest receiver gets from other ranks."""
+    received: Counter[int] = Counter()
+    for piece in found:
+        if piece.src_rank != piece.dst_rank:
+            received[piece.dst_rank] += piece.num_elements
+    return max(received.values(), default=0)
+
+
+def most_sent(found: Sequence[Piece]) -> int:
+    """Elements that the busiest sender gives to other ranks."""
+    sent: Counter[int] = Counter()
+    for piece in found:
+        if piece.src_rank != piece.dst_rank:
+            sent[piece.src_rank] += piece.num_elements
+    return max(sent.values(), default=0)
+
+
+def _cuts(size: int, axes: tuple[str, ...], mesh: Mesh) -> list[Cut]:
+    cuts: list[Cut] = [({}, 0, size)]
+    for axis in axes:
+        count = mesh.axis_size(axis)
+        finer = []
+        for at, start, stop in cuts:
+            piece = -((start - stop) // count)
+            for index in range(count):
+                low = min(start + index * piece, stop)
+                finer.append(({**at, axis: index}, low, min(low + piece, stop)))
+        cuts = finer
+    return [cut for cut in cuts if cut[1] < cut[2]]
+
+
+def _like_receiver(src: Layout, dst: Layout, rank: int, turn: int) -> Mapping[str, int]:
+    """Coordinates in the source mesh for the axes that do not cut the tensor there."""
+    if rank in src.mesh._indices and (src.mesh == dst.mesh or not src.partial):
+        return src.mesh.coordinate(rank)
+    found = dict.fromkeys(src.mesh.names, 0)
+    for axis in src.free_axes:
+        turn, found[axis] = divmod(turn, src.mesh.axis_size(axis))
+    return found
+
+
+def _piece(
+    src: Layout,
+    rank: int,
+    wanted: Sequence[tuple[int, int]],
+    choice: Sequence[Cut],
+    start_at: Mapping[str, int],
+) -> Piece:
+    at = dict(start_at)
+    src_slices, dst_slices = [], []
+    for (start, stop), (where, low, high) in zip(wanted, choice, strict=True):
+        at.update(where)
+        first, last = max(start, low), min(stop, high)
+        src_slices.append(slice(first - low, last - low))
+        dst_slices.append(slice(first - start, last - start))
+    return Piece(src.mesh.rank_at(**at), rank, tuple(src_slices), tuple(dst_slices))

@@ -1,0 +1,272 @@
+"""Ways from one layout to another on one mesh, as cheap tuples with a price, before steps are built.
+
+The price is the number of elements one rank receives. Three facts keep the choice to at most eight ways,
+where a search over states would visit thousands:
+
+1. Without pending reductions nothing beats an exact exchange (`traffic.missing`); slices, then one
+   all-to-all, then gathers move just as little whenever the orders of the cuts allow them.
+2. A reduction costs in proportion to the piece it is done on, so everything that may shrink the piece
+   goes first: cuts that the target wants, and temporary cuts over axes along which ranks hold the same
+   (undone by a gather at the end: with 8 x 8 ranks, 4 times fewer bytes than a plain reduce-scatter).
+3. An all-reduce is a reduce-scatter and a gather, and is split that way where the gather is free
+   because an exchange must follow anyway.
+
+Which of these apply together is tried, not argued; `tests/layout/test_reshard.py` holds the result
+against an exhaustive search. Uneven pieces are priced by the rank that receives most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hyperparallel.layout.traffic import Dims, missing
+
+Way = tuple[Any, ...]
+"""One step to be: (kind, axes, what its step class takes)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a way must do. sizes: of the mesh axes, in mesh order; reduce: (axis, op) to be finished, in
+    the order they must be done; free: axes along which ranks hold the same before."""
+
+    sizes: Mapping[str, int]
+    shape: tuple[int, ...]
+    src: Dims
+    dst: Dims
+    reduce: tuple[tuple[str, str], ...]
+    free: tuple[str, ...]
+
+
+def ways(task: Task, thorough: bool = False) -> Iterator[tuple[int, list[Way]]]:
+    """Priced ways; `thorough` adds ways that are never less bytes but may be less time."""
+    forms = ("exchange", "gather") if thorough else ()
+    if not task.reduce:
+        for form in ("best", *forms):
+            yield _cut(task, task.src, form)
+        return
+    wanted = {axis for axes in task.dst for axis in axes}
+    spare = [axis for axis in task.free if axis not in wanted] if task.shape else []
+    whole = [axis for axis, _ in task.reduce if axis not in wanted] if task.shape else []
+    ordered, eager = _early(task, False), _early(task, True)
+    for early in (ordered, eager) if ordered != eager else (ordered,):
+        for temporary in ([], spare) if spare else ([],):
+            for scattered in ([], whole) if whole else ([],):
+                price, steps, dims = _reduce(task, early, temporary, scattered)
+                for form in ("best", *forms):
+                    rest, last = _cut(task, dims, form)
+                    yield price + rest, steps + last
+
+
+def _early(task: Task, eager: bool) -> list[tuple[str, ...]]:
+    """Per dim the free axes to cut at once; only those already in their final order unless eager."""
+    found = []
+    for have, want in zip(task.src, task.dst, strict=True):
+        if eager:
+            found.append(tuple(axis for axis in want if axis in task.free))
+            continue
+        last = first = len(have)
+        if want[:first] == have:
+            while last < len(want) and want[last] in task.free:
+                last += 1
+        found.append(want[first:last])
+    return found
+
+
+def _reduce(
+    task: Task, early: list[tuple[str, ...]], temporary: list[str], scattered: list[str]
+) -> tuple[int, list[Way], Dims]:
+    """Cut, then reduce: the price, the steps, and how the dims are cut afterwards."""
+    dims = [have + new for have, new in zip(task.src, early, strict=True)]
+    reduced = {axis for axis, _ in task.reduce}
+    quiet = [
+        dim
+        for dim, (have, want) in enumerate(zip(dims, task.dst, strict=True))
+        if have == want or (have == want[: len(have)] and not reduced.intersection(want))
+    ]
+    cuts = list(early)
+    for dim, extra in place(task, dims, temporary, quiet):
+        cuts[dim] += extra
+        dims[dim] += extra
+    steps: list[Way] = [("slice", axes, dim) for dim, axes in enumerate(cuts) if axes]
+    price = 0
+    for op, axes in by_op(task.reduce):
+        ends = [tuple(axis for axis in want if axis in axes) for want in task.dst]
+        for dim, more in place(task, dims, [a for a in axes if a in scattered], quiet):
+            ends[dim] += more
+        for dim, end in enumerate(ends):
+            if end:
+                dims[dim] += end
+                steps.append(("reduce_scatter", end, dim, op))
+                price += (_product(task.sizes, end) - 1) * _largest(task, dims)
+        ended = {axis for end in ends for axis in end}
+        rest = tuple(axis for axis in task.sizes if axis in axes and axis not in ended)
+        if rest:
+            steps.append(("all_reduce", rest, op))
+            n = _product(task.sizes, rest)
+            price += 2 * (n - 1) * -(-_largest(task, dims) // n)
+    return price, steps, tuple(dims)
+
+
+def by_op(reduce: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Neighbouring reductions with one operation, together."""
+    found: list[tuple[str, list[str]]] = []
+    for axis, op in reduce:
+        if not found or found[-1][0] != op:
+            found.append((op, []))
+        found[-1][1].append(axis)
+    return found
+
+
+def place(
+    task: Task, dims: list[tuple[str, ...]], axes: list[str], quiet: list[int]
+) -> list[tuple[int, tuple[str, ...]]]:
+    """Dims for axes that may cut any: all on one that they divide, else each on the longest."""
+    if not axes:
+        return []
+    left = _lengths(task, dims)
+    among = quiet or list(range(len(dims)))
+    count = _product(task.sizes, tuple(axes))
+    best = max(among, key=lambda dim: (left[dim] % count == 0, left[dim]))
+    if left[best] % count == 0:
+        return [(best, tuple(axes))]
+    found: dict[int, tuple[str, ...]] = {}
+    for axis in axes:
+        size = task.sizes[axis]
+        best = max(among, key=lambda dim: (left[dim] % size == 0, left[dim]))
+        left[best] = -(-left[best] // size)
+        found[best] = (*found.get(best, ()), axis)
+    return list(found.items())
+
+
+def _cut(task: Task, src: Dims, form: str) -> tuple[int, list[Way]]:
+    """From one cut to another with nothing to reduce; form: best, or always exchange, or gather."""
+    if src == task.dst:
+        return 0, []
+    least = missing(task.sizes, src, task.dst, task.shape)
+    steps = None if form == "exchange" else _collectives(task, src)
+    if steps is None and form == "gather":
+        steps = _gather_all(src, task.dst)
+    if steps is not None:
+        price = _priced(task, src, steps)
+        if price <= least or form == "gather":
+            return price, steps
+    leaving = {axis for have, want in zip(src, task.dst, strict=True) for axis in _rest(have, want)}
+    axes = tuple(axis for axis in task.sizes if axis in leaving)
+    return least, [("permute", axes, task.dst)]
+
+
+def _collectives(task: Task, src: Dims) -> list[Way] | None:
+    """Slices, at most one all-to-all, gathers; None where these alone would move too much."""
+    slices: list[Way] = []
+    gathers: list[Way] = []
+    moved_from: tuple[int, tuple[str, ...]] | None = None
+    moved_to: tuple[int, tuple[str, ...]] | None = None
+    cut = {axis for axes in src for axis in axes}
+    wanted = {axis for axes in task.dst for axis in axes}
+    for dim, (have, want) in enumerate(zip(src, task.dst, strict=True)):
+        old, new = _rest(have, want), _rest(want, have)
+        if old and new:
+            return None
+        if new:
+            fresh, moved = _run(new, cut)
+            if moved and moved_to or any(axis not in cut for axis in moved):
+                return None
+            slices += [("slice", fresh, dim)] if fresh else []
+            moved_to = (dim, moved) if moved else moved_to
+        if old:
+            gone, moved = _run(old, wanted)
+            if moved and moved_from or any(axis not in wanted for axis in moved):
+                return None
+            gathers += [("all_gather", gone, dim)] if gone else []
+            moved_from = (dim, moved) if moved else moved_from
+    if moved_from is None or moved_to is None:
+        return slices + gathers
+    if moved_from[1] != moved_to[1]:
+        return None
+    return [*slices, ("all_to_all", moved_from[1], moved_from[0], moved_to[0]), *gathers]
+
+
+def _gather_all(src: Dims, dst: Dims) -> list[Way]:
+    """Gather what differs, then slice: only collectives, many bytes."""
+    gathers: list[Way] = []
+    slices: list[Way] = []
+    for dim, (have, want) in enumerate(zip(src, dst, strict=True)):
+        old, new = _rest(have, want), _rest(want, have)
+        gathers += [("all_gather", old, dim)] if old else []
+        slices += [("slice", new, dim)] if new else []
+    return gathers + slices
+
+
+def _priced(task: Task, src: Dims, steps: list[Way]) -> int:
+    if len(steps) == 1:
+        return missing(task.sizes, src, task.dst, task.shape)
+    price, now = 0, src
+    for step in steps:
+        then = after(now, step)
+        if step[0] != "slice":
+            price += missing(task.sizes, now, then, task.shape)
+        now = then
+    return price
+
+
+def after(dims: Dims, step: Way) -> Dims:
+    """How the dims are cut after a step.
+
+    >>> after((("a", "b"), ()), ("all_to_all", ("b",), 0, 1))
+    (('a',), ('b',))
+    """
+    kind, axes = step[0], step[1]
+    if kind == "permute":
+        return tuple(step[2])
+    now = list(dims)
+    if kind in ("slice", "reduce_scatter"):
+        now[step[2]] += axes
+    elif kind in ("all_gather", "all_to_all"):
+        now[step[2]] = now[step[2]][: -len(axes)]
+        if kind == "all_to_all":
+            now[step[3]] += axes
+    return tuple(now)
+
+
+def _rest(axes: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """What stands after the common beginning of two cuts."""
+    same = 0
+    for mine, theirs in zip(axes, other, strict=False):
+        if mine != theirs:
+            break
+        same += 1
+    return axes[same:]
+
+
+def _run(axes: tuple[str, ...], known: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The leading axes that are not known, and the others."""
+    first = 0
+    while first < len(axes) and axes[first] not in known:
+        first += 1
+    return axes[:first], axes[first:]
+
+
+def _lengths(task: Task, dims: list[tuple[str, ...]]) -> list[int]:
+    found = []
+    for size, axes in zip(task.shape, dims, strict=True):
+        for axis in axes:
+            size = -(-size // task.sizes[axis])
+        found.append(size)
+    return found
+
+
+def _largest(task: Task, dims: list[tuple[str, ...]]) -> int:
+    product = 1
+    for length in _lengths(task, dims):
+        product *= length
+    return product
+
+
+def _product(sizes: Mapping[str, int], axes: tuple[str, ...]) -> int:
+    product = 1
+    for axis in axes:
+        product *= sizes[axis]
+    return product

@@ -133,19 +133,19 @@ def capture(
         wants_grad=lambda path: grad_outputs is None or path in grad_outputs,
         strict=strict,
     )
+    params, buffers = (_aliases(tensors) for tensors in named_tensors(module))
     names = name_graph(found, call)
-    params, buffers = named_tensors(module)
     return Captured(
         graph_module=found.graph_module,
         params=names.params,
-        param_aliases=_aliases(params),
+        param_aliases=params,
         buffers=names.buffers,
         inputs=names.inputs,
         tangents=names.tangents,
         results=names.results,
         in_spec=call,
         out_spec=found.out_tree,
-        buffer_aliases=_aliases(buffers),
+        buffer_aliases=buffers,
     )
 
 

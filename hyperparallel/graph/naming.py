@@ -7,6 +7,7 @@ at them. Copies that were made only so that outputs do not alias are removed her
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -24,7 +25,7 @@ from torch._functorch._aot_autograd.descriptors import (  # checked on torch 2.1
 
 from hyperparallel.errors import CaptureError
 from hyperparallel.graph.batch import CallTree
-from hyperparallel.graph.trace import PREFIX, Trace, output_paths
+from hyperparallel.graph.trace import Trace, output_paths
 
 
 @dataclass
@@ -48,12 +49,24 @@ def identifier(role: str, name: str) -> str:
 
 
 def name_graph(trace: Trace, call: CallTree) -> Names:
-    """Rename the placeholders, order the results, and say what each is; edits the graph in place."""
+    """Rename the placeholders, order the results, say what each is; edits the graph in place."""
     graph = trace.graph_module.graph
     inputs, outputs = call.paths(), output_paths(trace.out_tree)
     names = Names()
+
+    def role_of(desc: object) -> tuple[str, str]:
+        if isinstance(desc, ParamAOTInput):
+            return "param", trace.param_names[int(desc.target[1:])]
+        if isinstance(desc, BufferAOTInput):
+            return "buffer", trace.buffer_names[int(desc.target[1:])]
+        if isinstance(desc, PlainAOTInput):
+            return "input", inputs[desc.idx]
+        if isinstance(desc, TangentAOTInput) and isinstance(desc.output, PlainAOTOutput):
+            return "tangent", outputs[desc.output.idx]
+        raise CaptureError("module", repr(desc), "plain tensors as inputs and outputs")
+
     for node in graph.find_nodes(op="placeholder"):
-        role, name = _placeholder_role(node.meta["desc"], inputs, outputs)
+        role, name = role_of(node.meta["desc"])
         node._rename(identifier(role, name))
         node.target = node.name
         node.meta["role"] = (role, name)
@@ -63,29 +76,18 @@ def name_graph(trace: Trace, call: CallTree) -> Names:
             "input": names.inputs,
             "tangent": names.tangents,
         }[role][name] = node.name
-    _order_results(trace, names, inputs, outputs)
+    _order_results(trace, names, role_of, outputs)
     graph.set_codegen(CodeGen())  # flat arguments instead of (primals, tangents)
     graph.eliminate_dead_code()
     trace.graph_module.recompile()
     return names
 
 
-def _placeholder_role(
-    desc: object, inputs: tuple[str, ...], outputs: list[str]
-) -> tuple[str, str]:
-    if isinstance(desc, ParamAOTInput):
-        return "param", desc.target.removeprefix(PREFIX)
-    if isinstance(desc, BufferAOTInput):
-        return "buffer", desc.target.removeprefix(PREFIX)
-    if isinstance(desc, PlainAOTInput):
-        return "input", inputs[desc.idx]
-    if isinstance(desc, TangentAOTInput) and isinstance(desc.output, PlainAOTOutput):
-        return "tangent", outputs[desc.output.idx]
-    raise CaptureError("module", repr(desc), "plain tensors as inputs and outputs")
-
-
 def _order_results(
-    trace: Trace, names: Names, inputs: tuple[str, ...], outputs: list[str]
+    trace: Trace,
+    names: Names,
+    role_of: Callable[[object], tuple[str, str]],
+    outputs: list[str],
 ) -> None:
     node = next(iter(reversed(trace.graph_module.graph.nodes)))
     found: dict[str, list[tuple[str, fx.Node]]] = {
@@ -97,11 +99,11 @@ def _order_results(
         if isinstance(desc, PlainAOTOutput):
             found["output"].append((outputs[desc.idx], _without_copy(value)))
         elif isinstance(desc, InputMutationAOTOutput):
-            role, name = _placeholder_role(desc.mutated_input, inputs, outputs)
+            role, name = role_of(desc.mutated_input)
             if role != "input":
                 found["mutation"].append((name, value))
         elif isinstance(desc, GradAOTOutput):
-            role, name = _placeholder_role(desc.grad_of, inputs, outputs)
+            role, name = role_of(desc.grad_of)
             found["input_grad" if role == "input" else "grad"].append((name, value))
         else:
             raise CaptureError("module", repr(desc), "plain tensors as outputs")

@@ -25,36 +25,64 @@ from torch import fx, nn
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.stateless import _reparametrize_module
 
 from hyperparallel.graph.batch import CallTree, Tree, flatten
 from hyperparallel.graph.blame import capture_error
-
-PREFIX = "module."
-"""What the traced names of parameters and buffers start with."""
-
+from hyperparallel.graph.skeleton import named_tensors
 
 @dataclass(frozen=True)
 class Trace:
-    """A joint graph as AOTAutograd made it, how the result is nested, and how many outputs it has."""
+    """A joint graph as AOTAutograd made it, its parameters and buffers in order, and its result."""
 
     graph_module: fx.GraphModule
+    param_names: list[str]
+    buffer_names: list[str]
     out_tree: Tree
 
 
 class _Flat(nn.Module):
-    """Takes the batch's tensors, returns the result's; each result is copied so that none aliases."""
+    """Takes the batch's tensors, returns the result's.
+
+    Parameters and buffers are held once each, however many names they have. A result is copied, so
+    that no result aliases another or an input. A buffer that the forward binds anew is written back.
+    """
 
     def __init__(
         self, module: nn.Module, call: CallTree, wants_grad: Callable[[str], bool]
     ) -> None:
         super().__init__()
-        self.module = module
-        self._call = call
-        self._wants_grad = wants_grad
+        self._call, self._wants_grad = call, wants_grad
+        self._module = [module]  # in a list, so that it is no submodule
         self.out_tree: Tree | None = None
+        params, buffers = named_tensors(module)
+        self._slots: dict[str, str] = {}
+        self.param_names = self._hold(params, "p")
+        self.buffer_names = self._hold(buffers, "b")
+
+    def _hold(self, tensors: dict[str, torch.Tensor], letter: str) -> list[str]:
+        slot_of: dict[int, str] = {}
+        names = []
+        for name, x in tensors.items():
+            if id(x) not in slot_of:
+                slot_of[id(x)] = slot = f"{letter}{len(names)}"
+                names.append(name)
+                if isinstance(x, nn.Parameter):
+                    self.register_parameter(slot, x)
+                else:
+                    self.register_buffer(slot, x)
+            self._slots[name] = slot_of[id(x)]
+        return names
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        self.out_tree, found = flatten(self._call.call(self.module, leaves))
+        module = self._module[0]
+        tensors = {name: getattr(self, slot) for name, slot in self._slots.items()}
+        with _reparametrize_module(module, tensors):
+            self.out_tree, found = flatten(self._call.call(module, leaves))
+            for name in self.buffer_names:
+                bound, held = module.get_buffer(name), tensors[name]
+                if bound is not held and bound.shape == held.shape:
+                    held.copy_(bound)
         paths = output_paths(self.out_tree)
         return tuple(
             x.clone() if self._wants_grad(path) else x.detach().clone()
@@ -102,7 +130,7 @@ def _direct(
         stack.enter_context(_module_names(module))
         joint = aot_export_joint_with_descriptors(stack, flat, tuple(leaves))
     assert flat.out_tree is not None
-    return Trace(joint.graph_module, flat.out_tree)
+    return Trace(joint.graph_module, flat.param_names, flat.buffer_names, flat.out_tree)
 
 
 def _strict(

@@ -1,1 +1,5 @@
+"""What the machine looks like, free of torch."""
 
+from hyperparallel.cluster.rates import Rates
+
+__all__ = ["Rates"]

@@ -20,6 +20,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hyperparallel.errors import CaptureError
 from hyperparallel.graph import trace as tracing
 from hyperparallel.graph.batch import CallTree, Tree, call_tree
 from hyperparallel.graph.naming import name_graph
@@ -107,8 +108,8 @@ def capture(
 
     With `train`, a module in evaluation mode is captured in training mode (a module in training mode
     is taken as it is, frozen submodules included) with its backward; without, in evaluation mode and
-    forward only. `grad_outputs` names the outputs that gradients come from (all differentiable ones if
-    None; a Hugging Face loss needs only ("loss",)). `strict` forces one tracing route. Raises
+    forward only. `grad_outputs` names the outputs that gradients come from (if None: "loss" where there
+    is one, else all differentiable ones). `strict` forces one tracing route. Raises
     `CaptureError` naming the line that stopped it.
 
     >>> found = capture(nn.Linear(2, 3), (torch.zeros(4, 2),))
@@ -130,7 +131,7 @@ def capture(
         fakes,
         mode,
         train=train,
-        wants_grad=lambda path: grad_outputs is None or path in grad_outputs,
+        wants_grad=lambda paths: _gradient_roots(paths) if grad_outputs is None else grad_outputs,
         strict=strict,
     )
     params, buffers = (_aliases(tensors) for tensors in named_tensors(module))
@@ -147,6 +148,23 @@ def capture(
         out_spec=found.out_tree,
         buffer_aliases=buffers,
     )
+
+
+def _gradient_roots(paths: Sequence[str]) -> Sequence[str]:
+    return ("loss",) if "loss" in paths else paths
+
+
+def keep_outputs(captured: Captured, wanted: Sequence[str]) -> None:
+    """Drop the other outputs from a captured graph, in place; raises `CaptureError` for unknown ones."""
+    for path in wanted:
+        if path not in captured.outputs:
+            raise CaptureError("output", path, f"one of {', '.join(captured.outputs)}")
+    keep = [role != "output" or name in wanted for role, name in captured.results]
+    last = output_node(captured.graph)
+    returned = zip(last.args[0], keep, strict=True)  # type: ignore[arg-type]
+    last.args = ([value for value, kept in returned if kept],)
+    captured.results = [r for r, kept in zip(captured.results, keep, strict=True) if kept]
+    captured.graph.eliminate_dead_code()
 
 
 def _aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

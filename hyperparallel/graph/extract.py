@@ -43,6 +43,8 @@ def extract(captured: Captured) -> Workload:
         outputs=captured.outputs,
         grads=captured.grads,
         tangents=captured.tangents,
+        input_grads=captured.input_grads,
+        mutations=captured.mutations,
         param_aliases=captured.param_aliases,
     )
 

@@ -31,6 +31,10 @@ from hyperparallel.graph.batch import CallTree, Tree, flatten
 from hyperparallel.graph.blame import capture_error
 from hyperparallel.graph.skeleton import named_tensors
 
+WantsGrad = Callable[[Sequence[str]], Sequence[str]]
+"""From the paths of all results to those that gradients come from."""
+
+
 @dataclass(frozen=True)
 class Trace:
     """A joint graph as AOTAutograd made it, its parameters and buffers in order, and its result."""
@@ -49,7 +53,7 @@ class _Flat(nn.Module):
     """
 
     def __init__(
-        self, module: nn.Module, call: CallTree, wants_grad: Callable[[str], bool]
+        self, module: nn.Module, call: CallTree, wants_grad: WantsGrad
     ) -> None:
         super().__init__()
         self._call, self._wants_grad = call, wants_grad
@@ -84,8 +88,9 @@ class _Flat(nn.Module):
                 if bound is not held and bound.shape == held.shape:
                     held.copy_(bound)
         paths = output_paths(self.out_tree)
+        wanted = self._wants_grad(paths)
         return tuple(
-            x.clone() if self._wants_grad(path) else x.detach().clone()
+            x.clone() if path in wanted else x.detach().clone()
             for path, x in zip(paths, found, strict=True)
         )
 
@@ -102,7 +107,7 @@ def trace(
     mode: FakeTensorMode,
     *,
     train: bool,
-    wants_grad: Callable[[str], bool],
+    wants_grad: WantsGrad,
     strict: bool | None = None,
 ) -> Trace:
     """Trace `module` (a skeleton) on fake `leaves`; raises `CaptureError` naming the user's line."""
@@ -121,7 +126,7 @@ def _direct(
     call: CallTree,
     leaves: Sequence[torch.Tensor],
     mode: FakeTensorMode,
-    wants_grad: Callable[[str], bool],
+    wants_grad: WantsGrad,
 ) -> Trace:
     flat = _Flat(module, call, wants_grad)
     with contextlib.ExitStack() as stack:
@@ -138,7 +143,7 @@ def _strict(
     call: CallTree,
     leaves: Sequence[torch.Tensor],
     mode: FakeTensorMode,
-    wants_grad: Callable[[str], bool],
+    wants_grad: WantsGrad,
 ) -> Trace:
     with mode:
         read = call.call(dynamo_graph_capture_for_export(module), leaves)

@@ -72,7 +72,8 @@ class Workload:
     `params`, `buffers` map a qualified name to its value name; `param_aliases` maps each tied name to the
     name it is stored under. `inputs` maps a path in the batch ("input_ids") to a value name, `outputs` a
     path in the result ("loss") likewise. `grads` maps a parameter to the value of its gradient (frozen
-    parameters have none). `tangents` are the values that carry the outputs' incoming gradients.
+    parameters have none); `input_grads` a batch path likewise; `mutations` a buffer to its new value.
+    `tangents` are the values that carry the outputs' incoming gradients.
     """
 
     ops: tuple[Op, ...]
@@ -83,6 +84,8 @@ class Workload:
     outputs: Mapping[str, str]
     grads: Mapping[str, str]
     tangents: Mapping[str, str] = field(default_factory=dict)
+    input_grads: Mapping[str, str] = field(default_factory=dict)
+    mutations: Mapping[str, str] = field(default_factory=dict)
     param_aliases: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property

@@ -1,0 +1,279 @@
+"""Turn the joint graph of the whole model into the program of one rank.
+
+Every op is replaced by its local form (`localise`), every place where a value is made in one layout and
+wanted in another gets the nodes that carry it over (`redistribute`), once per layout wanted. Gradients
+end in the layout their parameter is stored in, which is where data-parallel reduction comes from. With
+fsdp a parameter is gathered at its first use, and with zero=3 gathered again for the backward.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from hyperparallel.graph.capture import Captured
+from hyperparallel.graph.extract import module_of
+from hyperparallel.graph.passes.localise import LocalOp, Piece, localise
+from hyperparallel.graph.passes.redistribute import Redistributor
+from hyperparallel.graph.program import RankProgram, Transfer
+from hyperparallel.plan.decide import Decisions
+from hyperparallel.graph import communication
+from hyperparallel.shard.rule import Rule
+from hyperparallel.shard.spec import Spec, make_spec, piece, ways
+from hyperparallel.workload import Workload
+
+
+def partition(
+    captured: Captured,
+    workload: Workload,
+    rules: Mapping[str, Rule],
+    decisions: Decisions,
+    rank: int,
+    *,
+    defer: bool = False,
+) -> RankProgram:
+    """The program of `rank` (a rank of the plan's mesh).
+
+    defer: leave the reduction of gradients over the batch axes pending (`reduction` does it later).
+    """
+    return _Partition(captured, workload, rules, decisions, rank, defer).run()
+
+
+def reduction(program: RankProgram, workload: Workload, decisions: Decisions) -> RankProgram:
+    """The program that takes deferred gradients to the layouts their parameters are stored in."""
+    graph = fx.Graph()
+    meta = {"backward": True, "constant": False, "module": ""}
+    places = {}
+    for name in program.grads:
+        places[name] = graph.placeholder(f"grad_{len(places)}")
+        places[name].meta.update(meta)
+    results = {}
+    for name, place in places.items():
+        value = workload.values[workload.grads[name]]
+
+        def emit(fn: Any, *args: Any) -> fx.Node:
+            node = graph.call_function(fn, args)
+            node.meta.update(meta)
+            return node
+
+        def collect(node: fx.Node, kind: str, axes: Any, num_bytes: int, shape: Any) -> None:
+            why = f"the gradient of {name} is kept as the parameter is"  # noqa: B023
+            node.meta.update(shape=shape, itemsize=value.itemsize, dtype=value.dtype)  # noqa: B023
+            node.meta["transfer"] = Transfer(kind, axes, num_bytes, value.name, "", True, why)  # noqa: B023
+
+        move = Redistributor(program.rank, value.itemsize, emit, collect)
+        results[name] = move(place, program.grad_specs[name], decisions.stored[name])
+    graph.output(tuple(results.values()))
+    return RankProgram(
+        graph=graph,
+        rank=program.rank,
+        params={},
+        buffers={},
+        inputs={name: node.name for name, node in places.items()},
+        tangents={},
+        outputs={},
+        grads={name: node.name for name, node in results.items()},
+        input_grads={},
+        mutations={},
+        input_specs=program.grad_specs,
+        output_specs={},
+        grad_specs={name: decisions.stored[name] for name in results},
+    )
+
+
+class _Partition:
+    def __init__(
+        self,
+        captured: Captured,
+        workload: Workload,
+        rules: Mapping[str, Rule],
+        decisions: Decisions,
+        rank: int,
+        defer: bool,
+    ) -> None:
+        self.defer = defer
+        self.captured, self.workload, self.rules, self.decisions = captured, workload, rules, decisions
+        self.mesh, self.rank = decisions.mesh, rank
+        self.at = self.mesh.coordinate(rank)
+        self.ops = {op.name: op for op in workload.ops}
+        self.graph = fx.Graph()
+        self.made: dict[str, tuple[Any, Spec]] = {}
+        self.converted: dict[tuple[str, Spec, bool], Any] = {}
+        self.stored = {workload.params[n]: spec for n, spec in decisions.stored.items()}
+        self.pieces: dict[tuple[int, tuple[str, ...]], Piece] = {}
+        self.regather = decisions.plan.zero == 3
+        self.node: fx.Node | None = None
+        self.backward = self.constant = False
+        self.module = self.reason = ""
+
+    def run(self) -> RankProgram:
+        for node in self.captured.graph.nodes:
+            self.node = node
+            if node.op == "placeholder":
+                self._placeholder(node)
+            elif node.op == "call_function" and node.target is not operator.getitem:
+                self._call(node)
+            elif node.op == "get_attr":
+                raise AssertionError(f"captured graphs hold no attributes: {node.target}")
+        return self._finish()
+
+    def _placeholder(self, node: fx.Node) -> None:
+        spec = self.stored.get(node.name) or self.decisions.sources[node.name]
+        self.module, self.backward = "", node.name in self.workload.tangents.values()
+        fixed = {n: v for n, v in self.workload.buffers.items() if n not in self.workload.mutations}
+        self.constant = node.name in fixed.values()
+        local = self._noted(self.graph.placeholder(node.name))
+        self.made[node.name] = (local, spec)
+
+    def _noted(self, node: fx.Node) -> fx.Node:
+        node.meta["backward"], node.meta["module"] = self.backward, self.module
+        node.meta["constant"] = self.constant
+        return node
+
+    def _emit(self, fn: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self._noted(self.graph.call_function(fn, args, kwargs))
+
+    def _call(self, node: fx.Node) -> None:
+        op, rule = self.ops[node.name], self.rules[node.name]
+        in_specs, out_specs = self.decisions.operands[node.name]
+        self.backward, self.module = op.backward, module_of(node)
+        is_constant = node.name in self.decisions.constant
+        wanted = iter(zip(op.inputs, in_specs, strict=True))
+        self.reason = f"{op.target} needs it"
+
+        def take(arg: Any) -> Any:
+            if isinstance(arg, fx.Node):
+                value, spec = next(wanted)
+                return self._as(value, spec)
+            if isinstance(arg, (list, tuple)):
+                return [take(item) for item in arg]
+            return arg
+
+        args = tuple(take(arg) for arg in node.args)
+        kwargs = {key: take(arg) for key, arg in node.kwargs.items()}
+        self.constant = is_constant
+        cuts = self.decisions.cuts[node.name]
+        local = LocalOp(
+            op=op,
+            rule=rule,
+            target=node.target,  # type: ignore[arg-type]
+            args=args,
+            kwargs=kwargs,
+            pieces={f: self._piece(rule.sizes[f], axes) for f, axes in cuts.items()},
+            emit=self._emit,
+            reduce=lambda x, how, factor: self._reduce(x, how, cuts.get(factor, ())),
+        )
+        for value, result, spec in zip(op.outputs, localise(local), out_specs, strict=True):
+            if value is not None and spec is not None:
+                self.made[value] = (result, spec)
+
+    def _piece(self, size: int, axes: tuple[str, ...]) -> Piece:
+        if (size, axes) not in self.pieces:
+            self.pieces[size, axes] = Piece(*piece(size, axes, self.mesh, self.at))
+        return self.pieces[size, axes]
+
+    def _as(self, value: str, spec: Spec) -> Any:
+        """The local node of `value` laid out as `spec`."""
+        node, have = self.made[value]
+        if have == spec:
+            return node
+        again = self.backward and self.regather and value in self.stored
+        key = (value, spec, again)
+        if key not in self.converted:
+            outer = self.constant
+            self.constant = bool(node.meta.get("constant"))
+            self.converted[key] = self._redistributor(value)(node, have, spec)
+            self.constant = outer
+        return self.converted[key]
+
+    def _redistributor(self, value: str) -> Redistributor:
+        itemsize = self.workload.values[value].itemsize
+
+        def collect(
+            node: fx.Node, kind: str, axes: tuple[str, ...], num_bytes: int, shape: tuple[int, ...]
+        ) -> None:
+            node.meta["shape"], node.meta["itemsize"] = shape, itemsize
+            node.meta["dtype"] = self.workload.values[value].dtype
+            self._note_transfer(node, kind, axes, num_bytes, value)
+
+        return Redistributor(self.rank, itemsize, self._emit, collect)
+
+    def _note_transfer(
+        self, node: fx.Node, kind: str, axes: tuple[str, ...], num_bytes: int, value: str
+    ) -> None:
+        node.meta["transfer"] = Transfer(
+            kind, axes, num_bytes, value, self.module, self.backward, self.reason
+        )
+
+    def _reduce(self, x: Any, how: str, axes: tuple[str, ...]) -> Any:
+        """All-reduce inside an op, over the axes that cut one of its factors."""
+        if not axes:
+            return x
+        assert self.node is not None
+        started = self._emit(communication.all_reduce_start, x, how, axes)
+        n = ways(axes, self.mesh)
+        op = self.ops[self.node.name]
+        smallest = min(
+            (v.num_bytes for v in map(self.workload.values.__getitem__, op.inputs)), default=0
+        )
+        self._note_transfer(started, "all_reduce", axes, 2 * (n - 1) * smallest // n, op.name)
+        return self._emit(communication.wait, started)
+
+    def _grad_spec(self, name: str, value: str) -> Spec:
+        """The layout in which the program leaves a gradient."""
+        stored = self.decisions.stored[name]
+        if not self.defer:
+            return stored
+        made = self.made[value][1]
+        batch = set(self.decisions.plan.batch_axes)
+        pending = {axis: how for axis, how in made.partial if axis in batch}
+        used = self.decisions.used[name]
+        return make_spec(self.mesh, used.dims, pending) if pending else stored
+
+    def _finish(self) -> RankProgram:
+        work, graph = self.workload, self.graph
+        self.backward, self.module, self.constant = True, "", False
+        results: dict[tuple[str, str], fx.Node] = {}
+        grad_specs = {}
+        for name, value in work.grads.items():
+            self.reason = f"the gradient of {name} is kept as the parameter is"
+            self.module = name.rpartition(".")[0]
+            grad_specs[name] = self._grad_spec(name, value)
+            results["grad", name] = self._as(value, grad_specs[name])
+        self.reason, self.module = "it is a result of the program", ""
+        for path, value in work.input_grads.items():
+            whole = make_spec(self.mesh, [[(s, ())] for s in work.values[value].shape])
+            results["input_grad", path] = self._as(value, whole)
+        self.backward = False
+        for role, group in (("output", work.outputs), ("mutation", work.mutations)):
+            for path, value in group.items():
+                results[role, path] = self._as(value, self.decisions.outputs[value])
+        graph.output(tuple(results.values()))
+
+        def role(kind: str) -> dict[str, str]:
+            return {name: node.name for (r, name), node in results.items() if r == kind}
+
+        local = {value: node for value, (node, _) in self.made.items()}
+
+        def placeholders(group: Mapping[str, str]) -> dict[str, str]:
+            return {name: local[value].name for name, value in group.items()}
+
+        return RankProgram(
+            graph=graph,
+            rank=self.rank,
+            params=placeholders(work.params),
+            buffers=placeholders(work.buffers),
+            inputs=placeholders(work.inputs),
+            tangents=placeholders(work.tangents),
+            outputs=role("output"),
+            grads=role("grad"),
+            input_grads=role("input_grad"),
+            mutations=role("mutation"),
+            input_specs={p: self.decisions.sources[v] for p, v in work.inputs.items()},
+            output_specs={p: self.decisions.outputs[v] for p, v in work.outputs.items()},
+            grad_specs=grad_specs,
+        )
+

@@ -1,0 +1,148 @@
+"""Write the way from one layout to another into a rank's program, as explicit nodes.
+
+`layout.reshard` finds the steps; here each step becomes nodes on local tensors: a slice, or a collective
+in two halves (start and wait). Specs with inner cuts are first viewed under a finer shape where both
+are plain layouts; where no such shape exists the tensor is made whole and cut again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hyperparallel.layout import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Layout,
+    Pend,
+    Permute,
+    ReduceScatter,
+    Slice,
+    Step,
+    reshard,
+)
+from hyperparallel.graph import communication
+from hyperparallel.shard.spec import Spec, common_view, make_spec
+
+aten = torch.ops.aten
+Emit = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Redistributor:
+    """Emits redistributions for one rank.
+
+    emit(fn, *args) adds a node; collect(node, kind, axes, num_bytes, shape) notes what a
+    collective moves and the local shape that goes in.
+    """
+
+    rank: int
+    itemsize: int
+    emit: Emit
+    collect: Callable[[Any, str, tuple[str, ...], int, tuple[int, ...]], None]
+
+    def __call__(self, x: Any, src: Spec, dst: Spec) -> Any:
+        """`x` laid out as `dst`."""
+        if src == dst:
+            return x
+        view = common_view(src, dst)
+        if view is None:
+            whole = make_spec(src.mesh, [[(size, ())] for size in src.shape])
+            return self(self(x, src, whole), whole, dst)
+        shape, src_layout, dst_layout = view
+        finer = shape != src.shape
+        if finer:
+            x = self.emit(aten.reshape.default, x, list(src_layout.local_shape(shape, self.rank)))
+        for step in reshard(src_layout, dst_layout, shape, self.itemsize):
+            x = self._step(x, step, shape)
+        return self.emit(aten.reshape.default, x, list(dst.local_shape(self.rank))) if finer else x
+
+    def _step(self, x: Any, step: Step, shape: tuple[int, ...]) -> Any:
+        match step:
+            case Slice():
+                return self._slice(x, step, shape)
+            case Pend():
+                return self._pend(x, step)
+            case Permute():
+                return self._exchange(x, step, shape)
+            case _:
+                started = self._start(x, step, shape)
+                moved = step.num_bytes(shape, self.itemsize)
+                local = step.src.local_shape(shape, self.rank)
+                self.collect(started, _kind(step), step.axes, moved, local)
+                return self.emit(communication.wait, started)
+
+    def _start(self, x: Any, step: Step, shape: tuple[int, ...]) -> Any:
+        members = step.src.mesh.group(self.rank, step.axes)
+
+        def sizes(layout: Layout, dim: int) -> list[int]:
+            return [layout.local_shape(shape, member)[dim] for member in members]
+
+        match step:
+            case AllReduce():
+                return self.emit(communication.all_reduce_start, x, step.op, step.axes)
+            case AllGather():
+                have = sizes(step.src, step.dim)
+                return self.emit(communication.all_gather_start, x, step.dim, have, step.axes)
+            case ReduceScatter():
+                want = sizes(step.dst, step.dim)
+                return self.emit(
+                    communication.reduce_scatter_start, x, step.dim, want, step.op, step.axes
+                )
+            case AllToAll():
+                split, concat = sizes(step.dst, step.to_dim), sizes(step.src, step.from_dim)
+                return self.emit(
+                    communication.all_to_all_start,
+                    x, step.to_dim, split, step.from_dim, concat, step.axes,
+                )  # fmt: skip
+        raise AssertionError(f"no carrier for {step}")
+
+    def _exchange(self, x: Any, step: Permute, shape: tuple[int, ...]) -> Any:
+        """Every rank packs what others lack, one all-to-all of uneven flat pieces, and unpacks."""
+        members = step.src.mesh.group(self.rank, step.axes)
+        sends: dict[int, list[communication.Block]] = {member: [] for member in members}
+        takes: dict[int, list[communication.Block]] = {member: [] for member in members}
+        for part in step.pieces(shape):
+            if part.src_rank == self.rank:
+                sends[part.dst_rank].append(_block(part.src_slices))
+            if part.dst_rank == self.rank:
+                takes[part.src_rank].append(_block(part.dst_slices))
+        flat = self.emit(communication.pack, x, [b for blocks in sends.values() for b in blocks])
+        started = self.emit(
+            communication.all_to_all_start,
+            flat, 0, [_elements(b) for b in sends.values()], 0,
+            [_elements(b) for b in takes.values()], step.axes,
+        )  # fmt: skip
+        moved = step.num_bytes(shape, self.itemsize)
+        self.collect(started, "permute", step.axes, moved, (sum(map(_elements, sends.values())),))
+        received = self.emit(communication.wait, started)
+        local = list(step.dst.local_shape(shape, self.rank))
+        blocks = [b for taken in takes.values() for b in taken]
+        return self.emit(communication.unpack, received, blocks, local)
+
+    def _slice(self, x: Any, step: Slice, shape: tuple[int, ...]) -> Any:
+        old = step.src.slices(shape, self.rank)[step.dim]
+        new = step.dst.slices(shape, self.rank)[step.dim]
+        return self.emit(aten.slice.Tensor, x, step.dim, new.start - old.start, new.stop - old.start)
+
+    def _pend(self, x: Any, step: Pend) -> Any:
+        first = step.src.mesh.group(self.rank, step.axes)[0] == self.rank
+        return self.emit(communication.pend, x, step.op, first)
+
+
+def _block(slices: tuple[slice, ...]) -> communication.Block:
+    return tuple((part.start, part.stop - part.start) for part in slices)
+
+
+def _elements(blocks: list[communication.Block]) -> int:
+    return sum(math.prod(length for _, length in block) for block in blocks)
+
+
+def _kind(step: Step) -> str:
+    name = type(step).__name__
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

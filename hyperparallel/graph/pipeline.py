@@ -1,0 +1,114 @@
+"""The way from a module to one rank's program: an ordered list of passes, visible here.
+
+capture -> fold masks -> tidy -> extract -> rules -> decide -> partition -> bucket -> schedule.
+
+`Built` is the part that all ranks share; `rank_program` is one rank's. Users add their own passes over
+the joint graph (`joint_passes`) or over a rank's program (`rank_passes`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from hyperparallel.cluster import Rates
+from hyperparallel.graph.capture import Captured, capture, keep_outputs
+from hyperparallel.graph.extract import extract
+from hyperparallel.graph.passes.bucket import bucket
+from hyperparallel.graph.passes.mask import fold_masks
+from hyperparallel.graph.passes.partition import partition, reduction
+from hyperparallel.graph.passes.schedule import schedule
+from hyperparallel.graph.passes.tidy import tidy
+from hyperparallel.graph.probe import probe
+from hyperparallel.graph.program import RankProgram
+from hyperparallel.plan.decide import Decisions, decide
+from hyperparallel.plan.plan import Plan
+from hyperparallel.shard.rule import Rule
+from hyperparallel.shard.rules import is_random, rule_for
+from hyperparallel.workload import Workload
+
+JointPass = Callable[[Captured], Any]
+RankPass = Callable[[RankProgram], RankProgram]
+JOINT_PASSES: tuple[JointPass, ...] = (fold_masks, tidy)
+RANK_PASSES: tuple[RankPass, ...] = (bucket, schedule)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What all ranks share of a program: the captured graph, its workload, rules and decisions."""
+
+    captured: Captured
+    workload: Workload
+    rules: Mapping[str, Rule]
+    decisions: Decisions
+    rank_passes: Sequence[RankPass] = field(default=RANK_PASSES)
+
+    @property
+    def model_hash(self) -> str:
+        """Identifies the captured program: shapes, ops and their order."""
+        text = repr((self.workload.ops, dict(self.workload.values)))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def rank_program(self, rank: int, *, defer: bool = False) -> RankProgram:
+        """The program of one rank; `defer` leaves gradients pending over the batch axes."""
+        program = partition(
+            self.captured, self.workload, self.rules, self.decisions, rank, defer=defer
+        )
+        return self._passed(program)
+
+    def reduction_program(self, program: RankProgram) -> RankProgram:
+        """The program that finishes the gradients of one built with `defer`."""
+        return self._passed(reduction(program, self.workload, self.decisions))
+
+    def _passed(self, program: RankProgram) -> RankProgram:
+        for rank_pass in self.rank_passes:
+            program = rank_pass(program)
+        return program
+
+
+def build(
+    module: nn.Module,
+    plan: Plan,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    train: bool = True,
+    outputs: Sequence[str] | None = None,
+    rates: Rates | None = None,
+    joint_passes: Sequence[JointPass] = JOINT_PASSES,
+    rank_passes: Sequence[RankPass] = RANK_PASSES,
+) -> Built:
+    """Capture, extract and decide: everything up to the ranks' own programs.
+
+    outputs: the results to keep (all by default); gradients come from those alone. Where a result is
+    called "loss" gradients come from it only.
+    Raises `CaptureError` where the module cannot be captured, `PlanError`/`LayoutError` for a plan that
+    does not fit it.
+    """
+    captured = capture(
+        module, tuple(args), dict(kwargs or {}), train=train, grad_outputs=outputs
+    )
+    if outputs is not None:
+        keep_outputs(captured, outputs)
+    for joint_pass in joint_passes:
+        joint_pass(captured)
+    workload = extract(captured)
+    rules = rules_of(captured, workload)
+    random = frozenset(op.name for op in workload.ops if is_random(op.target))
+    decisions = decide(workload, rules, plan, rates, random=random)
+    return Built(captured, workload, rules, decisions, rank_passes)
+
+
+def rules_of(captured: Captured, workload: Workload) -> dict[str, Rule]:
+    """The sharding rule of every op; ops that the tables lack are probed."""
+    targets = {n.name: n.target for n in captured.graph.nodes if n.op == "call_function"}
+    rules: dict[str, Rule] = {}
+    for op in workload.ops:
+        rules[op.name] = rule_for(op, workload.values) or probe(
+            op, workload.values, targets[op.name]
+        )
+    return rules

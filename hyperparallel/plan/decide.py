@@ -1,0 +1,398 @@
+"""Derive everything that a plan leaves open: how each op runs and how each tensor lies on the mesh.
+
+Axis by axis, outermost first: settle what the plan fixes (batch axes cut the inputs, declared layouts
+fix parameters), let `shard.solve` choose the rest at the least cost, and collect the choices as `Cuts`
+per op and `Spec`s per source. An axis larger than the number of heads that must not be torn is first
+split in two (`refine`), so that grouped key/value heads are cut by the outer part and replicated over
+the inner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from hyperparallel.cluster import Rates
+from hyperparallel.errors import LayoutError, PlanError
+from hyperparallel.layout import Layout, Mesh
+from hyperparallel.plan.plan import Plan, match
+from hyperparallel.shard.placements import WHOLE, Choice, Cut, Pending, Placement
+from hyperparallel.shard.rule import Rule
+from hyperparallel.shard.solve import AxisDecision, AxisTask, Progress, constant_ops, solve_axis
+from hyperparallel.shard.spec import Spec, make_spec, spec_of_dims, spec_of_layout
+from hyperparallel.workload import Op, Workload
+
+OPTIMIZER_TOUCHES = 7.0
+"""Reads and writes of a parameter-sized array per update: AdamW reads four and writes three."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """All that the partition pass needs to know.
+
+    stored / used: per parameter name, how it is kept between steps and how the program takes it.
+    inputs, buffers, tangents, outputs: spec per value name.
+    cuts: op name -> factor -> axes that cut it. pending_in / pending_out: op name -> axis -> operand
+    positions (inputs) or reduction (outputs) where a pending reduction passes.
+    reasons: per parameter name, why it is laid out as it is.
+    """
+
+    plan: Plan
+    mesh: Mesh
+    stored: Mapping[str, Spec]
+    used: Mapping[str, Spec]
+    sources: Mapping[str, Spec]
+    outputs: Mapping[str, Spec]
+    operands: Mapping[str, tuple[tuple[Spec, ...], tuple[Spec | None, ...]]]
+    cuts: Mapping[str, Mapping[str, tuple[str, ...]]]
+    constant: frozenset[str]
+    reasons: Mapping[str, str]
+    seconds: float
+    bound_seconds: float
+
+
+def decide(
+    workload: Workload,
+    rules: Mapping[str, Rule],
+    plan: Plan,
+    rates: Rates | None = None,
+    *,
+    random: frozenset[str] = frozenset(),
+    solver_seconds: float = 20.0,
+) -> Decisions:
+    """Derive a whole program from a plan.
+
+    rules: per op name. random: names of ops that draw random numbers (never folded into constants).
+    Raises `PlanError`/`LayoutError` for declarations that match nothing or do not fit.
+    """
+    settling = _Settling(workload, refine(plan, workload, rules), random)
+    rates = rates or Rates()
+    done = Progress()
+    axes = []
+    for axis in settling.mesh.names:
+        if settling.mesh.axis_size(axis) > 1:
+            task = settling.task(axis, done)
+            constant = settling.constant
+            axes.append(
+                solve_axis(
+                    workload, rules, task, done, rates, constant=constant, seconds=solver_seconds
+                )
+            )
+    return settling.decisions(axes, rules)
+
+
+def pinned(decisions: Decisions) -> Plan:
+    """The plan that declares every parameter as it was decided to be stored, for another batch shape."""
+    layouts = {name: spec.layout() for name, spec in decisions.stored.items()}
+    plan = decisions.plan
+    return replace(plan, params=layouts, activations={}, fsdp=None, batch=plan.batch_axes)
+
+
+def refine(plan: Plan, workload: Workload, rules: Mapping[str, Rule]) -> Plan:
+    """Split axes that are larger than a head count they share a factor with: tp=4 and 2 heads -> 2 x 2."""
+    mesh = plan.mesh
+    for axis in mesh.names:
+        n = mesh.axis_size(axis)
+        if axis in plan.batch_axes or n < 4:
+            continue
+        shared: Counter[int] = Counter()
+        for op in workload.ops:
+            rule = rules[op.name]
+            for dims in (*rule.inputs, *(o for o in rule.outputs if o)):
+                for factors in dims:
+                    total = math.prod(rule.sizes[f] for f in factors)
+                    common = math.gcd(rule.sizes[factors[0]], n) if len(factors) > 1 else n
+                    if 1 < common < n and total % n == 0:
+                        shared[common] += 1
+        even = all(
+            size % n == 0
+            for name, (_, layout) in match(plan.params, workload.params, "params").items()
+            for size, axes in zip(
+                workload.values[workload.params[name]].shape, layout.dims, strict=False
+            )
+            if axis in axes
+        )
+        if shared and even:
+            outer = min(shared)
+            plan = _split_axis(plan, axis, (outer, n // outer))
+    return plan
+
+
+def _split_axis(plan: Plan, axis: str, sizes: tuple[int, int]) -> Plan:
+    names = (f"{axis}.0", f"{axis}.1")
+    mesh = plan.mesh.split(axis, dict(zip(names, sizes, strict=True)))
+
+    def split(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+        return {
+            pattern: mesh(
+                *(
+                    tuple(part for name in dim for part in (names if name == axis else (name,)))
+                    for dim in layout.dims
+                )
+            )
+            for pattern, layout in layouts.items()
+        }
+
+    return replace(
+        plan,
+        mesh=mesh,
+        params=split(plan.params),
+        inputs=split(plan.inputs),
+        activations=split(plan.activations),
+        batch=plan.batch_axes,
+    )
+
+
+@dataclass
+class _Settling:
+    """What the plan says, looked up for one workload."""
+
+    workload: Workload
+    plan: Plan
+    random: frozenset[str]
+    declared: dict[str, tuple[str, Layout]] = field(init=False)
+    inputs: dict[str, tuple[str, Layout]] = field(init=False)
+    stored_on_batch: dict[str, tuple[int, str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        work = self.workload
+        known = {**work.params, **{a: work.params[c] for a, c in work.param_aliases.items()}}
+        declared = match(self.plan.params, known, "params")
+        self.declared = {work.param_aliases.get(name, name): hit for name, hit in declared.items()}
+        self.inputs = match(self.plan.inputs, work.inputs, "inputs")
+        for table, names in ((self.declared, work.params), (self.inputs, work.inputs)):
+            for name, (_, layout) in table.items():
+                _check_rank(name, layout, work.values[names[name]].shape)
+        self.pins = _pins(self.plan, work)
+        self.constant = constant_ops(work, self.random)
+        self.stored_on_batch = {name: cut for name in work.params if (cut := self._fsdp_cut(name))}
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.plan.mesh
+
+    def _fsdp_cut(self, name: str) -> tuple[int, str] | None:
+        """(dim, axis) on which the batch axis `fsdp` keeps this parameter cut, if it does."""
+        axis = self.plan.fsdp
+        shape = self.workload.values[self.workload.params[name]].shape
+        dims = self.declared[name][1].dims if name in self.declared else ((),) * len(shape)
+        if axis is None or any(axis in axes for axes in dims):
+            return None
+        free = [d for d, axes in enumerate(dims) if not axes]
+        n = self.mesh.axis_size(axis)
+        even = [d for d in free if shape[d] % n == 0]
+        best = max(even or free, key=lambda d: (shape[d] >= n, -d), default=None)
+        return None if best is None or shape[best] < 2 else (best, axis)
+
+    def task(self, axis: str, done: Progress) -> AxisTask:
+        work, n = self.workload, self.mesh.axis_size(axis)
+        sources: dict[str, tuple[Placement, ...]] = {}
+        sinks: dict[str, tuple[Placement, ...] | str] = {}
+        declared = set()
+        for name, value in work.params.items():
+            sources[value] = self._param_places(name, value, axis, done)
+            if name in self.declared and len(sources[value]) == 1:
+                declared.add(value)
+            if name in work.grads:
+                stored = self._stored_cut(name, axis, done)
+                sinks[work.grads[name]] = value if stored is None else (stored,)
+        for value in work.buffers.values():
+            sources[value] = (WHOLE,)
+        for path, value in work.inputs.items():
+            sources[value] = self._input_places(path, value, axis, done)
+        for value in work.outputs.values():
+            sinks[value] = self._free(value, done, n)
+        for value in (*work.mutations.values(), *work.input_grads.values()):
+            sinks[value] = (WHOLE,)
+        for value in work.tangents.values():
+            sources[value] = self._free(value, done, n)
+        trained = {work.params[name] for name in work.grads}
+        update = {v: OPTIMIZER_TOUCHES * work.values[v].num_bytes for v in trained}
+        pins = {
+            value: _dim_place(work, value, layout, axis, done, n) or WHOLE
+            for value, layout in self.pins.items()
+        }
+        return AxisTask(axis, n, sources, sinks, frozenset(declared), update, pins)
+
+    def _param_places(
+        self, name: str, value: str, axis: str, done: Progress
+    ) -> tuple[Placement, ...]:
+        if axis in self.plan.batch_axes:
+            return (WHOLE,)
+        n = self.mesh.axis_size(axis)
+        if name in self.declared:
+            return (_dim_place(self.workload, value, self.declared[name][1], axis, done, n) or WHOLE,)
+        return self._free(value, done, n)
+
+    def _stored_cut(self, name: str, axis: str, done: Progress) -> Placement | None:
+        """The placement in which a batch axis keeps the gradient; None on other axes."""
+        if axis not in self.plan.batch_axes:
+            return None
+        value, n = self.workload.params[name], self.mesh.axis_size(axis)
+        if name in self.declared:
+            place = _dim_place(self.workload, value, self.declared[name][1], axis, done, n)
+            if place:
+                return place
+        dim, by = self.stored_on_batch.get(name, (0, ""))
+        if by != axis:
+            return WHOLE
+        return Cut(dim, self.workload.values[value].shape[dim])
+
+    def _input_places(
+        self, path: str, value: str, axis: str, done: Progress
+    ) -> tuple[Placement, ...]:
+        n = self.mesh.axis_size(axis)
+        if path in self.inputs:
+            return (_dim_place(self.workload, value, self.inputs[path][1], axis, done, n) or WHOLE,)
+        shape = self.workload.values[value].shape
+        batch = self.workload.values[next(iter(self.workload.inputs.values()))].shape
+        if axis in self.plan.batch_axes and shape and shape[:1] == batch[:1] and shape[0] > 1:
+            return (Cut(0, -(-shape[0] // done.values[value])),)
+        return self._free(value, done, n)
+
+    def _free(self, value: str, done: Progress, n: int) -> tuple[Placement, ...]:
+        shape, taken = self.workload.values[value].shape, done.values[value]
+        cuts = (Cut(d, s) for d, s in enumerate(shape) if s % (taken * n) == 0 and s and taken == 1)
+        return (WHOLE, *cuts)
+
+    def decisions(self, axes: list[AxisDecision], rules: Mapping[str, Rule]) -> Decisions:
+        work, mesh = self.workload, self.mesh
+        sources = {v: self._placed(v, [(a.name, a.sources[v]) for a in axes]) for v in work.sources()}
+        used = {name: self._used(name, sources[value]) for name, value in work.params.items()}
+        stored = {name: self._stored(name, used[name]) for name in work.params}
+        for path, (_, layout) in self.inputs.items():
+            value = work.inputs[path]
+            sources[value] = spec_of_layout(layout, work.values[value].shape)
+        outputs = {
+            v: self._placed(v, [(a.name, a.sinks[v]) for a in axes])
+            for group in (work.outputs, work.mutations, work.input_grads)
+            for v in group.values()
+        }
+        cuts: dict[str, dict[str, tuple[str, ...]]] = {}
+        operands = {}
+        for op in work.ops:
+            chosen = [(a.name, a.ops[op.name]) for a in axes]
+            cuts[op.name] = _cuts(chosen)
+            operands[op.name] = _operand_specs(mesh, rules[op.name], chosen, cuts[op.name])
+        return Decisions(
+            plan=self.plan,
+            mesh=mesh,
+            stored=stored,
+            used=used,
+            sources=sources,
+            outputs=outputs,
+            operands=operands,
+            cuts=cuts,
+            constant=self.constant,
+            reasons={name: self._reason(name, used[name]) for name in work.params},
+            seconds=sum(a.seconds for a in axes),
+            bound_seconds=sum(a.bound_seconds for a in axes),
+        )
+
+    def _placed(self, value: str, places: list[tuple[str, Placement]]) -> Spec:
+        shape = self.workload.values[value].shape
+        cut: list[tuple[str, ...]] = [() for _ in shape]
+        for axis, place in places:
+            if isinstance(place, Cut):
+                cut[place.dim] += (axis,)
+        return make_spec(self.mesh, [[(s, a)] for s, a in zip(shape, cut, strict=True)])
+
+    def _used(self, name: str, derived: Spec) -> Spec:
+        if name not in self.declared:
+            return derived
+        keep = [
+            tuple(a for a in axes if a not in self.plan.batch_axes)
+            for axes in self.declared[name][1].dims
+        ]
+        return make_spec(self.mesh, [[(s, a)] for s, a in zip(derived.shape, keep, strict=True)])
+
+    def _stored(self, name: str, used: Spec) -> Spec:
+        if name in self.declared and any(
+            axis in self.plan.batch_axes for axes in self.declared[name][1].dims for axis in axes
+        ):
+            return spec_of_layout(self.declared[name][1], used.shape)
+        if name not in self.stored_on_batch:
+            return used
+        dim, axis = self.stored_on_batch[name]
+        dims = list(used.layout().dims)
+        if dims[dim]:
+            free = [d for d, axes in enumerate(dims) if not axes and used.shape[d] > 1]
+            dim = free[0] if free else dim
+        dims[dim] += (axis,)
+        return make_spec(self.mesh, [[(s, a)] for s, a in zip(used.shape, dims, strict=True)])
+
+    def _reason(self, name: str, used: Spec) -> str:
+        if name in self.declared:
+            why = f"declared by {self.declared[name][0]!r}"
+        elif used.axes:
+            why = f"derived: cut by {', '.join(used.axes)} costs least with what its neighbours do"
+        else:
+            why = "derived: whole on every rank costs least"
+        if name in self.stored_on_batch:
+            why += f"; kept cut by {self.plan.fsdp} between uses (fsdp, zero={self.plan.zero})"
+        return why
+
+
+def _check_rank(name: str, layout: Layout, shape: tuple[int, ...]) -> None:
+    if len(layout.dims) != len(shape):
+        raise LayoutError(
+            f"layout of {name}", str(layout), f"{len(shape)} entries for the shape {list(shape)}"
+        )
+
+
+def _dim_place(
+    workload: Workload, value: str, layout: Layout, axis: str, done: Progress, n: int
+) -> Placement | None:
+    for dim, axes in enumerate(layout.dims):
+        if axis in axes:
+            before = math.prod(layout.mesh.axis_size(a) for a in axes[: axes.index(axis)])
+            return Cut(dim, -(-workload.values[value].shape[dim] // before))
+    return None
+
+
+def _pins(plan: Plan, workload: Workload) -> dict[str, Layout]:
+    """value -> layout for the values that the declared modules return."""
+    last: dict[str, str] = {}
+    for op in workload.ops:
+        if not op.backward and op.outputs and op.outputs[0]:
+            parts = op.module.split(".")
+            for i in range(1, len(parts) + 1):
+                last[".".join(parts[:i])] = op.outputs[0]
+    found = match(plan.activations, last, "activations")
+    for name, (_, layout) in found.items():
+        _check_rank(f"what {name} returns", layout, workload.values[last[name]].shape)
+    return {last[name]: layout for name, (_, layout) in found.items()}
+
+
+def _cuts(chosen: list[tuple[str, Choice]]) -> dict[str, tuple[str, ...]]:
+    cuts: dict[str, tuple[str, ...]] = {}
+    for axis, choice in chosen:
+        if choice.factor is not None:
+            cuts[choice.factor] = (*cuts.get(choice.factor, ()), axis)
+    return cuts
+
+
+def _operand_specs(
+    mesh: Mesh, rule: Rule, chosen: list[tuple[str, Choice]], cuts: Mapping[str, tuple[str, ...]]
+) -> tuple[tuple[Spec, ...], tuple[Spec | None, ...]]:
+    def pending(places: list[tuple[str, Placement | None]]) -> dict[str, str]:
+        return {axis: place.op for axis, place in places if isinstance(place, Pending)}
+
+    inputs = tuple(
+        spec_of_dims(mesh, dims, rule.sizes, cuts, pending([(a, c.inputs[i]) for a, c in chosen]))
+        for i, dims in enumerate(rule.inputs)
+    )
+    outputs = tuple(
+        None
+        if dims is None
+        else spec_of_dims(
+            mesh, dims, rule.sizes, cuts, pending([(a, c.outputs[i]) for a, c in chosen])
+        )
+        for i, dims in enumerate(rule.outputs)
+    )
+    return inputs, outputs
+
+
+__all__ = ["Decisions", "Op", "decide", "pinned", "refine"]

@@ -1,0 +1,175 @@
+"""What a user declares: a mesh, a few layouts, and how parameters are kept on the batch axes.
+
+Everything that is not declared is derived (`decide.py`). A plan matches names by shell-style patterns
+("model.layers.*.mlp.up_proj.weight"); the first pattern that matches a name wins, and a pattern that
+matches nothing is an error. A plan is a value: it prints as a YAML file and reads back equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hyperparallel.errors import PlanError, nearest
+from hyperparallel.layout import Layout, Mesh
+
+BATCH_NAMES = ("dp", "ddp", "fsdp", "data", "batch", "replica")
+Axes = str | list[str] | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A declaration of parallelism.
+
+    mesh: the axes and ranks.
+    params: pattern over parameter names -> Layout. What is not matched is derived.
+    inputs: pattern over paths in the batch ("input_ids") -> Layout. Not matched: dim 0 is cut by the
+        batch axes.
+    activations: pattern over module names -> Layout of what the module returns, for instance
+        `{"model.layers.*": mesh("dp", "tp", None)}` for sequence-sharded norms.
+    fsdp: a batch axis over which parameters, gradients and optimizer states are kept cut.
+    zero: 3 gathers a parameter for the forward and again for the backward; 2 keeps it gathered for the
+        backward; 1 also keeps gradients whole while they are accumulated.
+    batch: the batch axes; left out, the axes called dp, fsdp, data, batch or replica, and `fsdp`.
+
+    >>> mesh = Layout((2, 2), ("dp", "tp"))
+    >>> Plan(mesh, params={"*.up_proj.weight": mesh("tp", None)}).batch_axes
+    ('dp',)
+    """
+
+    mesh: Mesh
+    params: Mapping[str, Layout] = field(default_factory=dict)
+    inputs: Mapping[str, Layout] = field(default_factory=dict)
+    activations: Mapping[str, Layout] = field(default_factory=dict)
+    fsdp: str | None = None
+    zero: int = 3
+    batch: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        axes = ", ".join(self.mesh.names)
+        for axis in (*(self.batch or ()), *((self.fsdp,) if self.fsdp else ())):
+            if axis not in self.mesh.names:
+                raise PlanError("fsdp/batch axis", axis, f"one of {axes}", nearest(axis, self.mesh.names))
+        if self.zero not in (1, 2, 3):
+            raise PlanError("zero", self.zero, "1, 2 or 3")
+        for what in ("params", "inputs", "activations"):
+            for pattern, layout in getattr(self, what).items():
+                self._check(f"{what}[{pattern!r}]", layout)
+
+    def _check(self, where: str, layout: object) -> None:
+        if not isinstance(layout, Layout):
+            raise PlanError(where, layout, "a Layout", f"mesh({', '.join(map(repr, self.mesh.names))})")
+        if layout.mesh != self.mesh:
+            raise PlanError(where, str(layout), f"a layout on the plan's mesh {self.mesh}")
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The axes that cut the batch, in mesh order."""
+        if self.batch is not None:
+            return self.batch
+        stems = {name: name.rstrip("0123456789_") for name in self.mesh.names}
+        return tuple(n for n in self.mesh.names if stems[n] in BATCH_NAMES or n == self.fsdp)
+
+    def to_yaml(self) -> str:
+        """The plan as the text of a plan file."""
+        record: dict[str, Any] = {"mesh": dict(zip(self.mesh.names, self.mesh.shape, strict=True))}
+        if self.mesh.ranks != tuple(range(self.mesh.size)):
+            record["ranks"] = list(self.mesh.ranks)
+        for what in ("params", "inputs", "activations"):
+            layouts = {p: [_axes_entry(d) for d in v.dims] for p, v in getattr(self, what).items()}
+            if layouts:
+                record[what] = layouts
+        if self.fsdp:
+            record |= {"fsdp": self.fsdp, "zero": self.zero}
+        if self.batch is not None:
+            record["batch"] = list(self.batch)
+        return yaml.safe_dump(record, sort_keys=False, default_flow_style=None)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Plan:
+        """Read a plan file; `PlanError` names the field that is wrong."""
+        try:
+            written = PlanFile.model_validate(yaml.safe_load(text))
+        except yaml.YAMLError as error:
+            raise PlanError("plan file", str(error), "YAML") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "plan file"
+            allowed = f"{first['msg']} (fields: {', '.join(PlanFile.model_fields)})"
+            raise PlanError(where, first.get("input"), allowed) from None
+        return written.plan()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan file from disk."""
+        try:
+            return cls.from_yaml(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise PlanError("plan", str(path), f"a readable plan file ({error.strerror})") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as a file that `load` reads back equal."""
+        Path(path).write_text(self.to_yaml(), encoding="utf-8")
+
+
+class PlanFile(BaseModel):
+    """The file form of a plan; unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    mesh: dict[str, int]
+    ranks: list[int] | None = None
+    params: dict[str, list[Axes]] = Field(default_factory=dict)
+    inputs: dict[str, list[Axes]] = Field(default_factory=dict)
+    activations: dict[str, list[Axes]] = Field(default_factory=dict)
+    fsdp: str | None = None
+    zero: int = 3
+    batch: list[str] | None = None
+
+    def plan(self) -> Plan:
+        """The plan that the file describes."""
+        ranks = None if self.ranks is None else tuple(self.ranks)
+        mesh = Mesh(tuple(self.mesh.values()), tuple(self.mesh), ranks)
+
+        def layouts(entries: Mapping[str, list[Axes]]) -> dict[str, Layout]:
+            return {
+                pattern: mesh(*(tuple(d) if isinstance(d, list) else d for d in dims))
+                for pattern, dims in entries.items()
+            }
+
+        return Plan(
+            mesh,
+            layouts(self.params),
+            layouts(self.inputs),
+            layouts(self.activations),
+            self.fsdp,
+            self.zero,
+            None if self.batch is None else tuple(self.batch),
+        )
+
+
+def _axes_entry(axes: tuple[str, ...]) -> Axes:
+    return None if not axes else axes[0] if len(axes) == 1 else list(axes)
+
+
+def match(patterns: Mapping[str, Layout], names: Iterable[str], what: str) -> dict[str, tuple[str, Layout]]:
+    """name -> (pattern, layout) for the first pattern that matches each name.
+
+    Raises `PlanError` with the nearest names for a pattern that matches nothing.
+    """
+    known = list(names)
+    found: dict[str, tuple[str, Layout]] = {}
+    for pattern, layout in patterns.items():
+        hits = [name for name in known if fnmatchcase(name, pattern)]
+        if not hits:
+            close = nearest(pattern, known)
+            raise PlanError(what, pattern, f"a pattern that matches one of the names (nearest: {close})")
+        for name in hits:
+            found.setdefault(name, (pattern, layout))
+    return found

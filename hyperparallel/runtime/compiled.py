@@ -1,0 +1,72 @@
+"""One rank's program made callable: setup once, then forward and backward, or both as one.
+
+Values are found by position: parameters, buffers, what setup made, inputs, tangents and, for the
+backward, what the forward saved. Constant tensors that setup made are kept until a buffer changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from hyperparallel.graph.passes.stages import Stage, Stages, split_stages
+from hyperparallel.graph.program import RankProgram
+from hyperparallel.runtime.executor import Bind, compile_nodes
+
+Values = Mapping[str, Tensor]
+"""Placeholder or saved node name -> local tensor."""
+
+
+@dataclass
+class Compiled:
+    """Callable stages of `program`; `bind` gives the group of some mesh axes."""
+
+    program: RankProgram
+    bind: Bind
+    stages: Stages = field(init=False)
+    _functions: dict[str, Callable[..., tuple[Any, ...]]] = field(default_factory=dict)
+    _constants: dict[str, Tensor] = field(default_factory=dict)
+    _constants_of: tuple[tuple[int, int], ...] | None = None
+
+    def __post_init__(self) -> None:
+        self.stages = split_stages(self.program)
+        self.num_results = len(self.program.outputs) + len(self.program.mutations)
+
+    def run(self, name: str, values: Values) -> tuple[Any, ...]:
+        """Run one stage ("forward", "backward" or "joint") on local tensors."""
+        stage = getattr(self.stages, name)
+        with torch.no_grad():
+            return self.function(name)(*[values[n.name] for n in stage.inputs])
+
+    def function(self, name: str) -> Callable[..., tuple[Any, ...]]:
+        """The compiled function of a stage; its arguments are the stage's inputs in order."""
+        if name not in self._functions:
+            stage: Stage = getattr(self.stages, name)
+            self._functions[name] = compile_nodes(
+                stage.nodes, stage.inputs, stage.outputs, self.bind, name
+            )
+        return self._functions[name]
+
+    def constants(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What setup makes of the buffers (name -> local tensor), made again only if they changed."""
+        version = tuple((id(x), x._version) for x in buffers.values())
+        if version != self._constants_of:
+            values = {self.program.buffers[name]: x for name, x in buffers.items()}
+            made = self.run("setup", values)
+            names = [n.name for n in self.stages.setup.outputs]
+            self._constants = dict(zip(names, made, strict=True))
+            self._constants_of = version
+        return self._constants
+
+    def saved_names(self) -> list[str]:
+        """Names of what the forward hands to the backward, in the order of its extra results."""
+        return [n.name for n in self.stages.forward.outputs[self.num_results :]]
+
+
+def named(nodes: Sequence[fx.Node]) -> list[str]:
+    """Names of nodes."""
+    return [n.name for n in nodes]

@@ -1,0 +1,148 @@
+"""Run one rank's program: the nodes become one straight-line Python function.
+
+Each node is one line that calls its kernel; values are dropped after their last use. There is no
+interpreter and no dispatch of our own at run time, so the cost per node is that of a Python call. Kernels
+that have a direct Python binding are called through it (about one microsecond less than the generic
+overload object, same kernel). Communication targets are bound to the groups of this rank.
+
+Leaves out the order of nodes, which is the schedule's business (`graph/passes/schedule.py`).
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from hyperparallel.graph import communication
+from hyperparallel.runtime import collectives
+
+Bind = Callable[[tuple[str, ...]], Any]
+"""From the mesh axes of a collective to this rank's group."""
+
+COLLECTIVES: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    communication.all_reduce_start: collectives.all_reduce_start,
+    communication.all_gather_start: collectives.all_gather_start,
+    communication.reduce_scatter_start: collectives.reduce_scatter_start,
+    communication.all_to_all_start: collectives.all_to_all_start,
+    communication.wait: collectives.wait,
+}
+
+_METHODS = ("view", "reshape", "transpose", "permute", "unsqueeze", "expand", "t")
+_FUNCTIONS = (
+    "mm", "bmm", "addmm", "baddbmm", "add", "sub", "mul", "div", "neg", "exp", "log", "cos", "sin", "rsqrt",
+    "sqrt", "reciprocal", "tanh", "sigmoid", "abs", "pow", "mean", "sum", "amax", "amin", "cat", "clone",
+    "where", "squeeze", "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
+    "embedding", "index_select", "gather", "eq", "ne", "le", "lt", "ge", "gt", "bitwise_and", "cumsum",
+    "logical_and", "logical_not", "maximum", "minimum", "erf",
+)  # fmt: skip
+_serial = count()
+
+
+def fast_binding(target: Any) -> Any:
+    """The direct Python binding of an ATen overload where there is one, else the overload itself.
+
+    >>> fast_binding(torch.ops.aten.mm.default) is torch.mm
+    True
+    """
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return target
+    name = target._schema.name.removeprefix("aten::")
+    overload = target._overloadname
+    if name == "_unsafe_view":
+        return Tensor.view
+    if name in _METHODS:
+        return getattr(Tensor, name)
+    if name in _FUNCTIONS and overload in ("default", "Tensor", "Scalar", "Tensor_Scalar", "self", "dim", "dim_IntList"):
+        return getattr(torch, name)
+    if name == "silu":
+        return torch._C._nn.silu
+    return target
+
+
+class _Source:
+    """Collects the lines of a function and the objects they refer to."""
+
+    def __init__(self, bind: Bind) -> None:
+        self.bind = bind
+        self.names: dict[Any, str] = {}
+        self.scope: dict[str, Any] = {"inf": math.inf, "nan": math.nan}
+        self.lines: list[str] = []
+        self.known: dict[int, str] = {}
+
+    def constant(self, value: Any) -> str:
+        """The name of an object in the function's scope."""
+        key = id(value)
+        if key not in self.known:
+            self.known[key] = f"c{len(self.known)}"
+            self.scope[self.known[key]] = value
+        return self.known[key]
+
+    def value(self, arg: Any) -> str:
+        if isinstance(arg, fx.Node):
+            return self.names[arg]
+        if arg is None or isinstance(arg, (bool, int, float, str)):
+            return repr(arg)
+        if isinstance(arg, (list, tuple)):
+            items = ", ".join(self.value(item) for item in arg)
+            return f"[{items}]" if isinstance(arg, list) else f"({items}{',' if arg else ''})"
+        return self.constant(arg)
+
+    def call(self, node: fx.Node) -> str:
+        target, args = node.target, list(node.args)
+        if target in communication.STARTS:
+            group = self.bind(args.pop())  # type: ignore[arg-type]
+            arguments = [*map(self.value, args), self.constant(group)]
+        else:
+            arguments = [self.value(arg) for arg in args]
+        if target is torch.ops.aten.slice.Tensor and len(args) == 4 and args[2] is not None:
+            start, stop = args[2], args[3]
+            if isinstance(stop, int) and isinstance(start, int) and 0 <= start <= stop < 2**31:
+                return f"{arguments[0]}.narrow({args[1]!r}, {start}, {stop - start})"
+        if getattr(target, "__name__", "") == "getitem":
+            return f"{arguments[0]}[{arguments[1]}]"
+        arguments += [f"{key}={self.value(arg)}" for key, arg in node.kwargs.items()]
+        function = COLLECTIVES.get(target) or fast_binding(target)  # type: ignore[arg-type]
+        return f"{self.constant(function)}({', '.join(arguments)})"
+
+
+def compile_nodes(
+    nodes: Sequence[fx.Node],
+    inputs: Sequence[fx.Node],
+    outputs: Iterable[fx.Node],
+    bind: Bind,
+    name: str = "program",
+) -> Callable[..., tuple[Any, ...]]:
+    """A function of `inputs` that runs `nodes` in order and returns `outputs`.
+
+    `nodes` must be in dependency order and depend only on `inputs` and one another.
+    """
+    source, results = _Source(bind), list(outputs)
+    for i, node in enumerate(inputs):
+        source.names[node] = f"i{i}"
+    last_use: dict[fx.Node, int] = {}
+    for i, node in enumerate(nodes):
+        for used in node.all_input_nodes:
+            last_use[used] = i
+        last_use.setdefault(node, i)
+    kept = {*results, *inputs}
+    body: list[str] = []
+    for i, node in enumerate(nodes):
+        source.names[node] = f"v{i}"
+        body.append(f" v{i} = {source.call(node)}")
+        dead = [n for n in (*node.all_input_nodes, node) if last_use.get(n) == i and n not in kept]
+        if dead:
+            body.append(" del " + ", ".join(dict.fromkeys(source.names[n] for n in dead)))
+    header = f"def {name}({', '.join(source.names[n] for n in inputs)}):"
+    returned = "".join(f"{source.names[n]}, " for n in results)
+    text = "\n".join((header, *body, f" return ({returned})"))
+    filename = f"<hyperparallel {name} {next(_serial)}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    exec(compile(text, filename, "exec"), source.scope)
+    function: Callable[..., tuple[Any, ...]] = source.scope[name]
+    return function

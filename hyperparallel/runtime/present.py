@@ -1,0 +1,65 @@
+"""Local tensors presented as DTensors, the interchange type of parameters.
+
+Programs run on plain local tensors; optimizers, checkpoints and other libraries see a parameter as a
+DTensor over a `DeviceMesh` with the plan's axes. DTensor deals the axes of one dim in mesh order and
+torch.chunk pieces, which a `Layout` agrees with as long as its axes on a dim stand in mesh order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from hyperparallel.layout import Layout, Mesh
+from hyperparallel.layout.placement import placements
+from hyperparallel.shard.spec import Spec, piece
+
+
+def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
+    """The `DeviceMesh` of a mesh; every rank of the job must call this together."""
+    ranks = torch.tensor(mesh.ranks).view(mesh.shape)
+    names = tuple(name.replace(".", "_") for name in mesh.names)
+    return DeviceMesh(device.type, ranks, mesh_dim_names=names)
+
+
+def dtensor_placements(layout: Layout) -> tuple[Placement, ...]:
+    """The placements of a layout, one per mesh axis; `LayoutError` where DTensor cannot say it."""
+    kinds = {"replicate": Replicate, "shard": Shard, "partial": Partial}
+    return tuple(kinds[kind](*rest) for kind, *rest in placements(layout))
+
+
+def present(local: Tensor, spec: Spec, mesh: DeviceMesh) -> DTensor:
+    """A local tensor as the DTensor it is a piece of; no communication."""
+    shape = torch.Size(spec.shape)
+    return DTensor.from_local(
+        local,
+        mesh,
+        dtensor_placements(spec.layout()),
+        run_check=False,
+        shape=shape,
+        stride=_contiguous_stride(shape),
+    )
+
+
+def local_piece(whole: Tensor, spec: Spec, rank: int) -> Tensor:
+    """The piece of a whole tensor that `rank` holds under a plain spec (a view)."""
+    at = spec.mesh.coordinate(rank)
+    for dim, factors in enumerate(spec.dims):
+        size, axes = factors[0]
+        if axes:
+            assert len(factors) == 1, "sources are laid out plainly"
+            start, length = piece(size, axes, spec.mesh, at)
+            whole = whole.narrow(dim, start, length)
+    return whole
+
+
+def _contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    stride, strides = 1, []
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= max(size, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,193 @@
+"""`TrainStep`: one object owns the whole step: forward, backward, accumulation, clipping, optimizer.
+
+Forward and backward are one program, so a collective of the forward whose result only the caller wants
+can travel with one of the backward, and nothing goes through autograd. With `accumulate=k` the batch is
+cut in k micro-batches along dim 0; unless gradients are kept cut (fsdp, zero >= 2) their reduction over
+the batch axes is left pending until the last one. Micro-batches weigh by their valid labels (or rows),
+so the result is that of the whole batch.
+
+The gradient norm counts every element once, whatever its layout: local squares are divided by the number
+of ranks that hold the same piece and summed over all ranks, so every rank gets the same number and takes
+the same decision. The optimizer works on this rank's pieces and must be elementwise (AdamW, SGD, ...).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from hyperparallel.errors import PlanError
+from hyperparallel.plan.plan import Plan
+from hyperparallel.runtime import collectives
+from hyperparallel.runtime.parallel import call_of, parallelize
+from hyperparallel.runtime.program import JointProgram, build_joint
+from hyperparallel.runtime.ranks import Here
+from hyperparallel.shard.spec import Spec, ways
+
+MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step reports, the same on every rank. grad_norm is before clipping, NaN if not asked for."""
+
+    loss: float
+    grad_norm: float
+
+
+class TrainStep:
+    """A training step of `model` under `plan`; every rank of the job makes one and calls it alike.
+
+    optimizer: makes a torch optimizer from (name, local parameter) pairs, for instance
+        `lambda named: torch.optim.AdamW(named, lr=1e-3)`.
+    example_batch: the global batch of one step (see `parallelize`). accumulate: micro-batches per step.
+    clip: largest global gradient norm. loss: path of the loss in the model's result.
+    The model's parameters are presented as DTensors that share memory with what the step updates.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: MakeOptimizer,
+        plan: Plan,
+        example_batch: Any,
+        *,
+        accumulate: int = 1,
+        clip: float | None = None,
+        loss: str = "loss",
+        here: Here | None = None,
+    ) -> None:
+        self.plan, self.loss, self.accumulate, self.clip = plan, loss, accumulate, clip
+        self.here = here or Here.in_job(plan.mesh)
+        micro = split_batch(example_batch, accumulate)[0]
+        defer = accumulate > 1 and (plan.fsdp is None or plan.zero == 1)
+        self._programs: dict[Any, JointProgram] = {}
+        self.model = model
+        self.model = parallelize(model, plan, micro, here=self.here)
+        state = self.model._parallel  # type: ignore[union-attr]
+        self._build = lambda batch: build_joint(state, batch, loss, defer)
+        self.program = self._program(micro)
+        self.params = {
+            name: nn.Parameter(local_of(self.model.get_parameter(name)))
+            for name in self.program.param_names
+        }
+        self.specs: Mapping[str, Spec] = self.program.stored
+        self.trained = [name for name in self.program.grad_names]
+        self.optimizer = optimizer([(name, self.params[name]) for name in self.trained])
+        self._replicas = [self._copies(self.specs[name]) for name in self.trained]
+
+    def __call__(self, batch: Any) -> StepResult:
+        return self.step(batch)
+
+    def step(self, batch: Any) -> StepResult:
+        """One update from a global batch; returns the loss of the batch before it."""
+        losses = self.gradients(batch)
+        norm = self._clip() if self.clip is not None else math.nan
+        self.optimizer.step()
+        for name in self.trained:
+            self.params[name].grad = None
+        return StepResult(float(losses), float(norm))
+
+    def gradients(self, batch: Any) -> Tensor:
+        """Set `.grad` of the local parameters from a global batch; returns the loss (0-dim tensor)."""
+        micros = split_batch(batch, self.accumulate)
+        weights = micro_weights(micros)
+        total: list[Tensor] | None = None
+        loss = torch.zeros((), device=self.here.device)
+        for micro, weight in zip(micros, weights, strict=True):
+            program = self._program(micro)
+            part, grads = program.run(micro, self.params, self._buffers(program), weight)
+            loss = loss + part * weight
+            if total is None:
+                total = list(grads)
+            else:
+                torch._foreach_add_(total, list(grads))
+        for name, grad in zip(self.trained, self.program.finish(total or []), strict=True):
+            self.params[name].grad = grad
+        return loss
+
+    def _buffers(self, program: JointProgram) -> dict[str, Tensor]:
+        return {name: self.model.get_buffer(name) for name in program.buffer_names}
+
+    def _program(self, batch: Any) -> JointProgram:
+        args, kwargs = call_of(batch)
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        key = tuple((tuple(x.shape), x.dtype) for x in tensors)
+        if key not in self._programs:
+            self._programs[key] = self._build(batch)
+        return self._programs[key]
+
+    def _copies(self, spec: Spec) -> float:
+        """How many ranks hold the same piece."""
+        return spec.mesh.size / ways(spec.axes, spec.mesh)
+
+    def _clip(self) -> Tensor:
+        """Scale gradients to a global norm of at most `clip`; returns the norm before."""
+        grads = [g for n in self.trained if (g := self.params[n].grad) is not None]
+        norms = torch.stack(torch._foreach_norm(grads)).double()
+        copies = torch.tensor(self._replicas, dtype=torch.float64, device=norms.device)
+        squares = (norms.square() / copies).sum()
+        total = collectives.wait(
+            collectives.all_reduce_start(squares, "sum", self.here.groups.world)
+        ).sqrt()
+        assert self.clip is not None
+        scale = torch.clamp(self.clip / (total + 1e-6), max=1.0).to(grads[0].dtype)
+        torch._foreach_mul_(grads, scale)
+        return total
+
+
+def local_of(parameter: Tensor) -> Tensor:
+    """This rank's piece of a parameter, sharing its memory."""
+    plain = parameter.detach()
+    return plain.to_local() if isinstance(plain, DTensor) else plain
+
+
+def split_batch(batch: Any, parts: int) -> list[Any]:
+    """The micro-batches of a batch: every tensor with the batch's rows is cut along dim 0.
+
+    The pieces differ by at most one row. Raises `PlanError` for more parts than rows.
+
+    >>> [b["x"].shape[0] for b in split_batch({"x": torch.zeros(7, 2)}, 4)]
+    [2, 2, 2, 1]
+    """
+    if parts == 1:
+        return [batch]
+    args, kwargs = call_of(batch)
+    rows = next(x.shape[0] for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim())
+    if parts > rows:
+        raise PlanError("accumulate", parts, f"at most the {rows} rows of the batch")
+
+    def cut(x: Any) -> list[Any]:
+        same = isinstance(x, Tensor) and x.dim() and x.shape[0] == rows
+        return list(x.tensor_split(parts)) if same else [x] * parts
+
+    if isinstance(batch, Mapping):
+        pieces = {key: cut(value) for key, value in kwargs.items()}
+        return [{key: value[i] for key, value in pieces.items()} for i in range(parts)]
+    split = [cut(value) for value in args]
+    return [tuple(value[i] for value in split) for i in range(parts)]
+
+
+def micro_weights(micros: Sequence[Any]) -> list[float]:
+    """The share of each micro-batch in the loss: by valid labels where there are labels, else by rows."""
+    if len(micros) == 1:
+        return [1.0]
+    counts = [_count(micro) for micro in micros]
+    return [count / max(sum(counts), 1) for count in counts]
+
+
+def _count(micro: Any) -> int:
+    args, kwargs = call_of(micro)
+    labels = kwargs.get("labels")
+    if isinstance(labels, Tensor) and not labels.is_floating_point():
+        shifted = labels[..., 1:] if labels.dim() > 1 else labels
+        return int((shifted != IGNORED_LABEL).sum())
+    first = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+    return int(first.shape[0]) if first.dim() else 1

@@ -1,0 +1,149 @@
+"""What one mesh axis may do to one tensor and to one op.
+
+On one axis of n ranks a tensor is whole (`WHOLE`), pending a reduction (`Pending("sum")`), or cut
+(`Cut`). A cut says which dim, and how its elements are dealt: the dim is seen as repeats of `period`
+elements, each repeat is divided among the n ranks in multiples of `unit`. A plain cut of a dim of size
+s has period s and unit 1; a cut of the inner factor of a merged dim has a smaller period; a cut that
+does not divide evenly and must not split an inner factor has a larger unit. Two ops that look at one
+dim through different factors thus agree on the name exactly when they agree on the elements.
+
+`choices(op)` lists what an op can do on the axis: run whole, or cut one factor of its rule, or let a
+pending sum through. Conversions between placements are priced here too; how they are carried out is
+`layout.reshard`'s business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hyperparallel.cluster import Rates
+from hyperparallel.shard.rule import Dims, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Every rank of the axis holds all elements."""
+
+    def __str__(self) -> str:
+        return "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Every rank holds a summand (or candidate) of shape equal to the whole."""
+
+    op: str = "sum"
+
+    def __str__(self) -> str:
+        return f"pending {self.op}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Elements of `dim` dealt out within every `period`, in multiples of `unit`."""
+
+    dim: int
+    period: int
+    unit: int = 1
+
+    def __str__(self) -> str:
+        return f"cut dim {self.dim}" + (f" within {self.period}" if self.unit == 1 else " unevenly")
+
+
+Placement = Whole | Pending | Cut
+WHOLE = Whole()
+SUM = Pending("sum")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way to run an op on one axis: what it takes, what it gives, which factor is cut."""
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement | None, ...]
+    factor: str | None
+    inside_fraction: float = 0.0
+    """Bytes that the local form exchanges by itself, as a fraction of the first output."""
+
+
+def cut_of(
+    dims: Dims, factor: str, sizes: Mapping[str, int], taken: Mapping[str, int], n: int
+) -> Placement:
+    """The placement of a tensor whose `factor` is cut n ways; `taken` says how far outer axes cut it.
+
+    >>> cut_of((("b", "s"), ("h",)), "s", {"b": 2, "s": 16, "h": 8}, {}, 2)
+    Cut(dim=0, period=16, unit=1)
+    >>> cut_of((("b", "s"), ("h",)), "o", {"b": 2, "s": 16, "h": 8}, {}, 2)
+    Whole()
+    """
+    for dim, factors in enumerate(dims):
+        if factor in factors:
+            stride = math.prod(sizes[f] for f in factors[factors.index(factor) + 1 :])
+            remaining = math.ceil(sizes[factor] / taken.get(factor, 1))
+            even = sizes[factor] % (taken.get(factor, 1) * n) == 0
+            return Cut(dim, stride * remaining, 1 if even else stride)
+    return WHOLE
+
+
+def choices(rule: Rule, taken: Mapping[str, int], n: int) -> list[Choice]:
+    """Every way to run an op with `rule` on an axis of n ranks (the first is: whole)."""
+    everything_whole = Choice(
+        tuple(WHOLE for _ in rule.inputs),
+        tuple(None if o is None else WHOLE for o in rule.outputs),
+        None,
+    )
+    found = [everything_whole]
+    inside = rule.inside or {}
+    for factor, size in rule.sizes.items():
+        if factor in rule.blocked or size < taken.get(factor, 1) * n:
+            continue
+        placed_in = tuple(cut_of(dims, factor, rule.sizes, taken, n) for dims in rule.inputs)
+        placed_out: list[Placement | None] = []
+        for dims in rule.outputs:
+            place = None if dims is None else cut_of(dims, factor, rule.sizes, taken, n)
+            missing = place == WHOLE and factor not in inside
+            placed_out.append(Pending(rule.reduce or "") if missing else place)
+        if Pending("") in placed_out or not is_cut((*placed_in, *placed_out)):
+            continue
+        found.append(Choice(placed_in, tuple(placed_out), factor, inside.get(factor, 0.0)))
+    outputs_pending = tuple(None if o is None else SUM for o in rule.outputs)
+    for group in rule.linear:
+        inputs = tuple(SUM if i in group else WHOLE for i in range(len(rule.inputs)))
+        found.append(Choice(inputs, outputs_pending, None))
+    return found
+
+
+def conversion_seconds(
+    src: Placement, dst: Placement, num_bytes: float, n: int, axis: str, rates: Rates
+) -> float:
+    """Seconds to turn `src` into `dst` for a tensor of `num_bytes` (whole on this axis).
+
+    Infinite where it makes no sense. Slicing and marking a whole value as pending touch memory only.
+    """
+    if src == dst:
+        return 0.0
+    share = (n - 1) / n
+    memory = num_bytes / rates.memory_bytes_per_second
+    if isinstance(src, Whole):
+        if isinstance(dst, Cut):
+            return memory / n * 0.5
+        return memory if dst == SUM else math.inf
+    if isinstance(dst, Pending):
+        return math.inf
+    if isinstance(src, Cut):
+        moved = share * num_bytes if isinstance(dst, Whole) else share * num_bytes / n
+    else:
+        moved = share * num_bytes * (2 if isinstance(dst, Whole) else 1)
+    return rates.collective_seconds(axis, moved) + memory / n
+
+
+def held_bytes(num_bytes: float, placement: Placement, n: int) -> float:
+    """Bytes that one rank holds of a tensor of `num_bytes`."""
+    return num_bytes / n if isinstance(placement, Cut) else num_bytes
+
+
+def is_cut(placements: Sequence[Placement | None]) -> bool:
+    """Whether any of the placements is a cut."""
+    return any(isinstance(place, Cut) for place in placements)

@@ -1,0 +1,97 @@
+"""A small integer-program builder over HiGHS.
+
+Columns are added with a cost and an optional integrality; rows are sparse equalities or inequalities.
+Solved by HiGHS (Huangfu and Hall 2018), single-threaded and seeded, so that every rank that solves the
+same program gets the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import highspy
+import numpy as np
+
+
+class _Quiet(highspy.Highs):
+    """HiGHS without callbacks: enabling them prints a banner before output can be switched off (1.16)."""
+
+    def __init__(self) -> None:
+        super(highspy.Highs, self).__init__()
+        self.setOptionValue("output_flag", False)
+
+
+@dataclass
+class IntegerProgram:
+    """Minimise cost @ x subject to rows, 0 <= x <= 1; some columns integral."""
+
+    costs: list[float] = field(default_factory=list)
+    integral: list[bool] = field(default_factory=list)
+    row_starts: list[int] = field(default_factory=lambda: [0])
+    indices: list[int] = field(default_factory=list)
+    coefficients: list[float] = field(default_factory=list)
+    lower: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+
+    def column(self, cost: float = 0.0, integral: bool = False) -> int:
+        """Add a variable in [0, 1]; returns its index."""
+        self.costs.append(cost)
+        self.integral.append(integral)
+        return len(self.costs) - 1
+
+    def row(
+        self, plus: Sequence[int], minus: Sequence[int] = (), lower: float = 0.0, upper: float = 0.0
+    ) -> None:
+        """Add lower <= sum(plus) - sum(minus) <= upper (repeated indices add up)."""
+        weights: dict[int, float] = {}
+        for index in plus:
+            weights[index] = weights.get(index, 0.0) + 1.0
+        for index in minus:
+            weights[index] = weights.get(index, 0.0) - 1.0
+        self.indices.extend(weights)
+        self.coefficients.extend(weights.values())
+        self.row_starts.append(len(self.indices))
+        self.lower.append(lower)
+        self.upper.append(upper)
+
+    def at_least(self, plus: Sequence[int], minus: Sequence[int], bound: float = 0.0) -> None:
+        """Add sum(plus) - sum(minus) >= bound."""
+        self.row(plus, minus, bound, math.inf)
+
+    def solve(self, seconds: float, gap: float = 1e-4) -> tuple[list[float], float, float]:
+        """The solution, its cost, and a lower bound on the cost of any solution.
+
+        Raises RuntimeError when the program has no solution or the time ran out before one was found.
+        """
+        highs = _Quiet()
+        highs.setOptionValue("threads", 1)
+        highs.setOptionValue("time_limit", seconds)
+        highs.setOptionValue("mip_rel_gap", gap)
+        scale = 1.0 / max(max(self.costs, default=1.0), 1e-30)
+        highs.passModel(self._model(scale))
+        highs.run()
+        info = highs.getInfo()
+        if info.primal_solution_status != 2:
+            raise RuntimeError(f"no strategy found: {highs.getModelStatus()}")
+        bound = info.mip_dual_bound if any(self.integral) else info.objective_function_value
+        values = list(highs.getSolution().col_value)
+        return values, info.objective_function_value / scale, bound / scale
+
+    def _model(self, scale: float) -> highspy.HighsLp:
+        lp = highspy.HighsLp()
+        num_columns, num_rows = len(self.costs), len(self.lower)
+        lp.num_col_, lp.num_row_ = num_columns, num_rows
+        lp.col_cost_ = np.asarray(self.costs) * scale
+        lp.col_lower_ = np.zeros(num_columns)
+        lp.col_upper_ = np.ones(num_columns)
+        lp.row_lower_ = np.asarray(self.lower)
+        lp.row_upper_ = np.asarray([highspy.kHighsInf if math.isinf(u) else u for u in self.upper])
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.start_ = np.asarray(self.row_starts, dtype=np.int32)
+        lp.a_matrix_.index_ = np.asarray(self.indices, dtype=np.int32)
+        lp.a_matrix_.value_ = np.asarray(self.coefficients)
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[i] for i in self.integral]
+        return lp

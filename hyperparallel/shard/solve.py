@@ -1,0 +1,359 @@
+"""Choose, for one mesh axis, what every op and every free source does, at the least cost.
+
+A labelling problem: each op picks one of its `choices`, each free source (an undeclared parameter, an
+input) one placement; a value made in one placement and wanted in another pays for the conversion once,
+however many ops want it. Cost = roofline seconds of compute + seconds of communication. Ops that repeat
+(the layers of a model) share one decision. Solved exactly as an integer program: per operand a
+transport plan between what the producer makes and what the consumer wants, which is integral on trees
+and close to it on real graphs.
+
+Mesh axes are solved one after another, outermost first; `Progress` carries what earlier axes cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from hyperparallel.cluster import Rates
+from hyperparallel.errors import PlanError
+from hyperparallel.shard.placements import (
+    WHOLE,
+    Choice,
+    Cut,
+    Placement,
+    choices,
+    conversion_seconds,
+    held_bytes,
+)
+from hyperparallel.shard.program import IntegerProgram
+from hyperparallel.shard.rule import Rule
+from hyperparallel.workload import Op, Workload
+
+MATMULS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "scaled_dot_product")
+VIEWS = (
+    "view",
+    "reshape",
+    "expand",
+    "transpose",
+    "permute",
+    "unsqueeze",
+    "squeeze",
+    "slice",
+    "select",
+)
+DECLARED_GATHER_FACTOR = 10.0
+"""A parameter that the user declared cut is used cut unless that is ten times as dear."""
+
+
+@dataclass(frozen=True)
+class AxisTask:
+    """What is settled on one axis before it is solved.
+
+    sources: the placements that each source value may start in (one: fixed).
+    sinks: the placements that a value must end in; a string instead names the source whose placement
+        the value must share (a gradient and its parameter).
+    declared: sources whose cut the user wrote.
+    update_bytes: bytes that the optimizer touches per source value.
+    """
+
+    name: str
+    size: int
+    sources: Mapping[str, tuple[Placement, ...]]
+    sinks: Mapping[str, tuple[Placement, ...] | str]
+    declared: frozenset[str] = frozenset()
+    update_bytes: Mapping[str, float] = field(default_factory=dict)
+    pins: Mapping[str, Placement] = field(default_factory=dict)
+    """Values that must be made in the placement given (what a declared module returns)."""
+
+
+@dataclass
+class Progress:
+    """How far earlier axes have cut: ways per op and factor, and per value."""
+
+    factors: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    values: dict[str, int] = field(default_factory=lambda: defaultdict(lambda: 1))
+
+
+@dataclass(frozen=True)
+class AxisDecision:
+    """The choice of every op and the placement of every source on one axis, with its price."""
+
+    name: str
+    size: int
+    ops: Mapping[str, Choice]
+    sources: Mapping[str, Placement]
+    sinks: Mapping[str, Placement]
+    seconds: float
+    bound_seconds: float
+
+
+Have = dict[Placement, list[int]]
+"""For each placement, the columns whose sum says whether it is there; [] never, [ALWAYS] always."""
+
+
+class _AxisProgram:
+    def __init__(
+        self,
+        workload: Workload,
+        rules: Mapping[str, Rule],
+        task: AxisTask,
+        done: Progress,
+        rates: Rates,
+    ) -> None:
+        self.workload, self.rules, self.task, self.done, self.rates = (
+            workload,
+            rules,
+            task,
+            done,
+            rates,
+        )
+        self.program = IntegerProgram()
+        self.one = self.program.column()
+        self.program.row([self.one], lower=1.0, upper=1.0)
+        self.columns: dict[Hashable, list[int]] = {}
+        self.options: dict[str, list[Choice]] = {}
+        self.key: dict[str, Hashable] = {}
+        self.made: dict[str, Have] = {}
+        self.made_by: dict[str, Hashable] = {}
+        self.edges: dict[Hashable, float] = defaultdict(float)
+        self.edge_values: dict[Hashable, tuple[str, list[Have]]] = {}
+
+    def add_sources(self) -> None:
+        for value, allowed in self.task.sources.items():
+            columns = [self.one]
+            if len(allowed) > 1:
+                columns = [
+                    self.program.column(self._update_seconds(value, place), integral=True)
+                    for place in allowed
+                ]
+                self.program.row(columns, lower=1.0, upper=1.0)
+            self.columns["source", value] = columns
+            self.made[value] = {p: [c] for p, c in zip(allowed, columns, strict=True)}
+            self.made_by[value] = ("source", value)
+
+    def _update_seconds(self, value: str, place: Placement) -> float:
+        touched = self.task.update_bytes.get(value, 0.0) / self.done.values[value]
+        return held_bytes(touched, place, self.task.size) / self.rates.memory_bytes_per_second
+
+    def add_ops(self, constant: frozenset[str]) -> None:
+        for op in self.workload.ops:
+            rule = self.rules[op.name]
+            options = choices(rule, self.done.factors[op.name], self.task.size)
+            if op.name in constant and op.inputs:
+                options = options[:1]
+            options = self._pinned(op, options)
+            self.options[op.name] = options
+            shared = (op.block[0], op.block[2]) if op.block else op.name
+            key: Hashable = ("op", shared, tuple(options))
+            self.key[op.name] = key
+            fresh = key not in self.columns
+            if fresh:
+                self.columns[key] = [self.program.column(0.0, integral=True) for _ in options]
+                self.program.row(self.columns[key], lower=1.0, upper=1.0)
+            if op.name not in constant:
+                for column, choice in zip(self.columns[key], options, strict=True):
+                    self.program.costs[column] += self._op_seconds(op, rule, choice)
+            for position, value in enumerate(op.outputs):
+                if value is not None:
+                    have: Have = defaultdict(list)
+                    for column, choice in zip(self.columns[key], options, strict=True):
+                        place = choice.outputs[position]
+                        if place is not None:
+                            have[place].append(column)
+                    self.made[value] = have
+                    self.made_by[value] = (key, position)
+
+    def _pinned(self, op: Op, options: list[Choice]) -> list[Choice]:
+        for position, value in enumerate(op.outputs):
+            if value in self.task.pins:
+                wanted = self.task.pins[value]
+                options = [o for o in options if o.outputs[position] == wanted]
+                if not options:
+                    raise PlanError(
+                        f"activations: what {op.module or 'the model'} returns",
+                        f"{wanted} by {self.task.name}",
+                        f"a layout that {op.target} can make",
+                    )
+        return options
+
+    def _op_seconds(self, op: Op, rule: Rule, choice: Choice) -> float:
+        kind = op.target.removeprefix("aten.").split(".")[0].strip("_").removeprefix("unsafe_")
+        if kind in VIEWS:
+            return 0.0
+        n, cut = self.task.size, self.done.factors[op.name]
+        touched = 0.0
+        names = [*zip(op.inputs, choice.inputs, strict=True)]
+        names += [(o, p) for o, p in zip(op.outputs, choice.outputs, strict=True) if o and p]
+        for name, place in names:
+            whole = self.workload.values[name].num_bytes / self.done.values[name]
+            touched += held_bytes(whole, place, n)
+        flops = 0.0
+        if kind.startswith(MATMULS):
+            flops = 2.0 * math.prod(math.ceil(s / cut.get(f, 1)) for f, s in rule.sizes.items())
+            flops *= 2.0 if kind.startswith("scaled_dot_product") else 1.0
+            flops /= n if choice.factor is not None else 1
+        seconds = self.rates.compute_seconds(flops, touched)
+        if choice.inside_fraction:
+            first = next(self.workload.values[o] for o in op.outputs if o)
+            received = choice.inside_fraction * first.num_bytes / self.done.values[first.name]
+            seconds += 2 * self.rates.collective_seconds(self.task.name, received)
+        return seconds
+
+    def collect_edges(self) -> None:
+        """Group equal (producer, set of consumers) patterns, so that repeated layers share one edge."""
+        wants: dict[str, dict[Hashable, Have]] = defaultdict(dict)
+        for op in self.workload.ops:
+            columns = self.columns[self.key[op.name]]
+            for position, value in enumerate(op.inputs):
+                need: Have = defaultdict(list)
+                for column, choice in zip(columns, self.options[op.name], strict=True):
+                    need[choice.inputs[position]].append(column)
+                wants[value][self.key[op.name], position] = need
+        for value, sink in self.task.sinks.items():
+            wants[value]["sink", value] = self._sink(value, sink)
+        for value, needs in wants.items():
+            num_bytes = self.workload.values[value].num_bytes / self.done.values[value]
+            key = (self.made_by[value], frozenset(needs), num_bytes)
+            self.edges[key] += 1.0
+            self.edge_values.setdefault(key, (value, list(needs.values())))
+
+    def _sink(self, value: str, sink: tuple[Placement, ...] | str) -> Have:
+        if isinstance(sink, str):
+            return self.made[sink]
+        if len(sink) == 1:
+            return {sink[0]: [self.one]}
+        columns = [self.program.column(0.0) for _ in sink]
+        self.program.row(columns, lower=1.0, upper=1.0)
+        self.columns["sink", value] = columns
+        return {p: [c] for p, c in zip(sink, columns, strict=True)}
+
+    def add_edges(self) -> None:
+        for key, count in self.edges.items():
+            value, needs = self.edge_values[key]
+            have = self.made[value]
+            num_bytes = self.workload.values[value].num_bytes / self.done.values[value]
+            price = self._prices(value, have, needs, num_bytes)
+            paid: dict[tuple[Placement, Placement], int] = {}
+            for need in needs:
+                self._transport(have, need, price, count, paid if len(needs) > 1 else None)
+
+    def _prices(
+        self, value: str, have: Have, needs: Iterable[Have], num_bytes: float
+    ) -> dict[tuple[Placement, Placement], float]:
+        wanted = {place for need in needs for place in need}
+        factor = DECLARED_GATHER_FACTOR if value in self.task.declared else 1.0
+        n, axis = self.task.size, self.task.name
+        return {
+            (a, b): conversion_seconds(a, b, num_bytes, n, axis, self.rates)
+            * (factor if isinstance(a, Cut) else 1.0)
+            for a in have
+            for b in wanted
+        }
+
+    def _transport(
+        self,
+        have: Have,
+        need: Have,
+        price: Mapping[tuple[Placement, Placement], float],
+        count: float,
+        paid: dict[tuple[Placement, Placement], int] | None,
+    ) -> None:
+        """Tie one consumer's needs to what is made; conversions shared by several pay through `paid`."""
+        into: dict[Placement, list[int]] = defaultdict(list)
+        for a, made in have.items():
+            flows = []
+            for b in need:
+                cost = price[a, b] * count
+                if math.isinf(cost):
+                    continue
+                shared = paid is not None and cost > 0
+                flow = self.program.column(0.0 if shared else cost)
+                if shared and paid is not None:
+                    if (a, b) not in paid:
+                        paid[a, b] = self.program.column(cost)
+                    self.program.at_least([paid[a, b]], [flow])
+                flows.append(flow)
+                into[b].append(flow)
+            self.program.row(flows, made)
+        for b, columns in need.items():
+            self.program.row(into[b], columns)
+
+    def decision(self, seconds: float) -> AxisDecision:
+        values, cost, bound = self.program.solve(seconds)
+
+        def chosen(columns: list[int]) -> int:
+            return max(range(len(columns)), key=lambda i: values[columns[i]])
+
+        ops = {
+            op.name: self.options[op.name][chosen(self.columns[self.key[op.name]])]
+            for op in self.workload.ops
+        }
+        sources = {
+            value: allowed[chosen(self.columns["source", value])]
+            for value, allowed in self.task.sources.items()
+        }
+        sinks: dict[str, Placement] = {}
+        for value, sink in self.task.sinks.items():
+            if isinstance(sink, str):
+                sinks[value] = sources[sink]
+            else:
+                sinks[value] = (
+                    sink[0] if len(sink) == 1 else sink[chosen(self.columns["sink", value])]
+                )
+        return AxisDecision(self.task.name, self.task.size, ops, sources, sinks, cost, bound)
+
+
+def constant_ops(workload: Workload, random: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Ops that depend on no parameter, input or tangent, so that they run once and not every step."""
+    changing = {workload.buffers[name] for name in workload.mutations if name in workload.buffers}
+    varying = {*workload.params.values(), *workload.inputs.values(), *workload.tangents.values()}
+    varying |= changing
+    constant = set()
+    for op in workload.ops:
+        if op.name in random or any(value in varying for value in op.inputs):
+            varying.update(o for o in op.outputs if o)
+        else:
+            constant.add(op.name)
+    return frozenset(constant)
+
+
+def solve_axis(
+    workload: Workload,
+    rules: Mapping[str, Rule],
+    task: AxisTask,
+    done: Progress,
+    rates: Rates,
+    *,
+    constant: frozenset[str] = frozenset(),
+    seconds: float = 20.0,
+) -> AxisDecision:
+    """Decide one axis and record its cuts in `done`."""
+    program = _AxisProgram(workload, rules, task, done, rates)
+    program.add_sources()
+    program.add_ops(constant)
+    program.collect_edges()
+    program.add_edges()
+    decision = program.decision(seconds)
+    _record(workload, decision, done)
+    return decision
+
+
+def _record(workload: Workload, decision: AxisDecision, done: Progress) -> None:
+    n = decision.size
+    for op in workload.ops:
+        choice = decision.ops[op.name]
+        if choice.factor is not None:
+            factors = done.factors[op.name]
+            factors[choice.factor] = factors.get(choice.factor, 1) * n
+        for value, place in zip(op.outputs, choice.outputs, strict=True):
+            if value is not None and isinstance(place, Cut):
+                done.values[value] *= n
+    for value, place in decision.sources.items():
+        if isinstance(place, Cut):
+            done.values[value] *= n
+
+
+__all__ = ["WHOLE", "AxisDecision", "AxisTask", "Progress", "constant_ops", "solve_axis"]

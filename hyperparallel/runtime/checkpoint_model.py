@@ -1,9 +1,9 @@
 """Modules, optimizers and random generators as checkpoint states, and back.
 
 Names are "model/<path>", "optimizer/<moment>/<path>" and "random/<rank>/<generator>". Paths are
-bare: what `torch.compile` and recompute wrappers add is left out, so a checkpoint does not depend on
-them. A tied tensor is saved once, under its first path; its other paths are aliases. Non-persistent
-buffers are not saved: they are computed from the configuration.
+bare: what `torch.compile` and recompute wrappers add is left out, so that a checkpoint does not
+depend on them. A tied tensor is saved once, under its first path; its other paths are aliases.
+Non-persistent buffers are not saved: they are computed from the configuration.
 
 A rank's generators are saved as its own; a run with more ranks starts the new ones from the states
 of the old ones in turn.

@@ -11,6 +11,7 @@ of the old ones in turn.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -151,7 +152,7 @@ def random_state(rank: int) -> dict[str, Value]:
     tensors = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor(words, dtype=torch.int64),
-        "python_gauss": torch.tensor([float("nan") if gauss is None else gauss]).double(),
+        "python_gauss": torch.tensor([math.nan if gauss is None else gauss], dtype=torch.float64),
         "numpy": torch.tensor([*map(int, keys), position, has_gauss], dtype=torch.int64),
         "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
     }
@@ -180,7 +181,7 @@ def restore_random_state(tensors: Mapping[str, torch.Tensor]) -> None:
     if "python" in found:
         gauss = float(found["python_gauss"])
         words = tuple(found["python"].tolist())
-        random.setstate((3, words, None if gauss != gauss else gauss))
+        random.setstate((3, words, None if math.isnan(gauss) else gauss))
     if "numpy" in found:
         *keys, position, has_gauss = found["numpy"].tolist()
         cached = float(found["numpy_gauss"])

@@ -1,13 +1,14 @@
 """Ways from one layout to another on one mesh, as cheap tuples with a price, before steps are built.
 
-The price is the number of elements one rank receives. Three facts keep the choice to at most eight ways,
+The price is the number of elements one rank receives. Three facts leave a handful of ways to compare,
 where a search over states would visit thousands:
 
 1. Without pending reductions nothing beats an exact exchange (`traffic.missing`); slices, then one
    all-to-all, then gathers move just as little whenever the orders of the cuts allow them.
 2. A reduction costs in proportion to the piece it is done on, so everything that may shrink the piece
-   goes first: cuts that the target wants, and temporary cuts over axes along which ranks hold the same
-   (undone by a gather at the end: with 8 x 8 ranks, 4 times fewer bytes than a plain reduce-scatter).
+   goes first: cuts that the target wants (in their place, or aside where the order forbids it), and
+   temporary cuts over axes along which ranks hold the same (undone by a gather at the end: with 8 x 8
+   ranks, 4 times fewer bytes than a plain reduce-scatter).
 3. An all-reduce is a reduce-scatter and a gather, and is split that way where the gather is free
    because an exchange must follow anyway.
 
@@ -47,17 +48,43 @@ def ways(task: Task, thorough: bool = False) -> Iterator[tuple[int, list[Way]]]:
         for form in ("best", *forms):
             yield _cut(task, task.src, form)
         return
+    for early, temporary, scattered in _choices(task):
+        price, steps, dims = _reduce(task, early, temporary, scattered)
+        for form in ("best", *forms):
+            rest, last = _cut(task, dims, form)
+            yield price + rest, steps + last
+
+
+def _choices(task: Task) -> Iterator[tuple[list[tuple[str, ...]], list[str], list[str]]]:
+    """What to cut before reducing (in place, and where it disturbs least), what to scatter aside."""
+    if not task.shape:
+        yield [], [], []
+        return
     wanted = {axis for axes in task.dst for axis in axes}
-    spare = [axis for axis in task.free if axis not in wanted] if task.shape else []
-    whole = [axis for axis, _ in task.reduce if axis not in wanted] if task.shape else []
+    spare = [axis for axis in task.free if axis not in wanted]
+    whole = [axis for axis, _ in task.reduce if axis not in wanted]
     ordered, eager = _early(task, False), _early(task, True)
-    for early in (ordered, eager) if ordered != eager else (ordered,):
-        for temporary in ([], spare) if spare else ([],):
+    late = [axis for axes in eager for axis in axes if not any(axis in done for done in ordered)]
+    cuts: list[tuple[list[tuple[str, ...]], list[str]]] = [(ordered, [])]
+    cuts += [(eager, []), (ordered, late)] if late else []
+    for early, aside in cuts:
+        lost = _out_of_order(task, early)
+        for temporary in (aside, aside + spare) if spare else (aside,):
             for scattered in ([], whole) if whole else ([],):
-                price, steps, dims = _reduce(task, early, temporary, scattered)
-                for form in ("best", *forms):
-                    rest, last = _cut(task, dims, form)
-                    yield price + rest, steps + last
+                yield early, temporary, scattered
+                if lost:
+                    yield early, temporary, scattered + lost
+
+
+def _out_of_order(task: Task, early: list[tuple[str, ...]]) -> list[str]:
+    """Axes to be reduced whose place in the target comes after something that is not there yet."""
+    reduced = {axis for axis, _ in task.reduce}
+    found = []
+    for have, new, want in zip(task.src, early, task.dst, strict=True):
+        ends = tuple(axis for axis in want if axis in reduced)
+        astray = _rest(have + new + ends, want)
+        found += [axis for axis in ends if axis in astray]
+    return found
 
 
 def _early(task: Task, eager: bool) -> list[tuple[str, ...]]:
@@ -78,13 +105,16 @@ def _early(task: Task, eager: bool) -> list[tuple[str, ...]]:
 def _reduce(
     task: Task, early: list[tuple[str, ...]], temporary: list[str], scattered: list[str]
 ) -> tuple[int, list[Way], Dims]:
-    """Cut, then reduce: the price, the steps, and how the dims are cut afterwards."""
+    """Cut, then reduce: the price, the steps, and how the dims are cut afterwards.
+
+    temporary: axes to cut at once wherever they disturb least; scattered: axes to be reduced that end
+    in such places, in pieces, instead of whole.
+    """
     dims = [have + new for have, new in zip(task.src, early, strict=True)]
-    reduced = {axis for axis, _ in task.reduce}
     quiet = [
         dim
         for dim, (have, want) in enumerate(zip(dims, task.dst, strict=True))
-        if have == want or (have == want[: len(have)] and not reduced.intersection(want))
+        if want == have[: len(want)]
     ]
     cuts = list(early)
     for dim, extra in place(task, dims, temporary, quiet):
@@ -93,7 +123,8 @@ def _reduce(
     steps: list[Way] = [("slice", axes, dim) for dim, axes in enumerate(cuts) if axes]
     price = 0
     for op, axes in by_op(task.reduce):
-        ends = [tuple(axis for axis in want if axis in axes) for want in task.dst]
+        direct = [axis for axis in axes if axis not in scattered]
+        ends = [tuple(axis for axis in want if axis in direct) for want in task.dst]
         for dim, more in place(task, dims, [a for a in axes if a in scattered], quiet):
             ends[dim] += more
         for dim, end in enumerate(ends):

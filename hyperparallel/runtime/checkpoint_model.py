@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -55,14 +55,23 @@ def module_state(module: nn.Module) -> tuple[dict[str, Value], dict[str, str]]:
     return state, aliases
 
 
+def module_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters by bare path, each once, under its first."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for path, parameter in module.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), (bare_path(path), parameter))
+    return dict(found.values())
+
+
 def optimizer_state(
-    module: nn.Module, optimizer: torch.optim.Optimizer
+    parameters: Mapping[str, Value], optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Value], dict[str, Any]]:
     """The optimizer's tensors by name, and its other facts (settings, counters) for JSON.
 
-    Raises `CheckpointError` when the optimizer has a parameter that is not the module's.
+    parameters: what the optimizer works on, by path; a `Local` where that is a plain local tensor,
+    whose moments are then cut alike. Raises `CheckpointError` when the optimizer has another one.
     """
-    paths = _paths(module)
+    paths = _paths(parameters)
     state: dict[str, Value] = {}
     numbers: dict[str, Any] = {}
     for parameter, moments in optimizer.state.items():
@@ -70,7 +79,7 @@ def optimizer_state(
         for moment, value in moments.items():
             name = f"optimizer/{moment}/{path}"
             if isinstance(value, torch.Tensor):
-                state[name] = value
+                state[name] = _cut_like(parameters[path], moment, value)
             else:
                 numbers[name] = value
     groups = []
@@ -78,7 +87,7 @@ def optimizer_state(
         settings = {
             key: value.item() if isinstance(value, torch.Tensor) else value
             for key, value in group.items()
-            if key != "params"
+            if key not in ("params", "param_names")
         }
         settings["params"] = [_path_of(paths, parameter) for parameter in group["params"]]
         groups.append(settings)
@@ -86,7 +95,7 @@ def optimizer_state(
 
 
 def prepare_optimizer(
-    module: nn.Module, optimizer: torch.optim.Optimizer, index: Index
+    parameters: Mapping[str, Value], optimizer: torch.optim.Optimizer, index: Index
 ) -> dict[str, Value]:
     """Allocate the moments that a checkpoint has for `optimizer`, and return them for loading.
 
@@ -99,49 +108,36 @@ def prepare_optimizer(
         if room == "optimizer":
             moment, _, path = rest.partition("/")
             moments.setdefault(f"model/{path}", []).append((moment, name))
+    paths = _paths(parameters)
     state: dict[str, Value] = {}
     for group in optimizer.param_groups:
         on_device = bool(group.get("capturable") or group.get("fused"))
-        for path, parameter in _by_path(module, [group]).items():
+        for parameter in group["params"]:
+            path = _path_of(paths, parameter)
             saved_as = index.aliases.get(f"model/{path}", f"model/{path}")
             for moment, name in moments.get(saved_as, []):
-                value = _empty_moment(moment, index.tensors[name], parameter, on_device)
-                optimizer.state[parameter][moment] = state[name] = value
+                value = _empty_moment(moment, index.tensors[name], parameters[path], on_device)
+                optimizer.state[parameter][moment] = value
+                state[name] = _cut_like(parameters[path], moment, value)
     return state
 
 
-def _empty_moment(
-    moment: str, entry: TensorEntry, parameter: torch.Tensor, on_device: bool
-) -> torch.Tensor:
-    dtype = dtype_of(entry.dtype)
-    if moment != "step" and entry.shape == tuple(parameter.shape):
-        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-    # torch.optim keeps its step counts on the host, but for its fused and capturable forms
-    device = parameter.device if on_device or moment != "step" else torch.device("cpu")
-    return torch.zeros(entry.shape, dtype=dtype, device=device)
-
-
 def restore_settings(
-    module: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]
+    parameters: Mapping[str, Value], optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]
 ) -> None:
     """Put back the settings of each parameter group and the counters that are not tensors."""
-    by_path = _by_path(module, optimizer.param_groups)
     saved = {path: group for group in facts["groups"] for path in group["params"]}
-    paths = _paths(module)
+    paths = _paths(parameters)
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            old = saved.get(_path_of(paths, parameter))
-            for key, value in (old or {}).items():
-                if key == "params":
-                    continue
+        for parameter in group["params"][:1]:  # one parameter tells the group
+            for key, value in saved.get(_path_of(paths, parameter), {}).items():
                 if isinstance(group.get(key), torch.Tensor):
                     group[key].fill_(value)
-                else:
+                elif key != "params":
                     group[key] = tuple(value) if isinstance(value, list) else value
-            break  # one parameter tells the group
     for name, value in facts["numbers"].items():
         _, moment, path = name.split("/", 2)
-        optimizer.state[by_path[path]][moment] = value
+        optimizer.state[_tensor(parameters[path])][moment] = value
 
 
 def random_state(rank: int) -> dict[str, Value]:
@@ -188,12 +184,12 @@ def restore_random_state(tensors: Mapping[str, torch.Tensor]) -> None:
         np.random.set_state(("MT19937", np.asarray(keys, np.uint32), position, has_gauss, cached))
 
 
-def _paths(module: nn.Module) -> dict[int, str]:
-    return {id(p): bare_path(path) for path, p in reversed(list(_all_parameters(module)))}
+def _tensor(value: Value) -> torch.Tensor:
+    return value.tensor if isinstance(value, Local) else value
 
 
-def _all_parameters(module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    return module.named_parameters(remove_duplicate=False)
+def _paths(parameters: Mapping[str, Value]) -> dict[int, str]:
+    return {id(_tensor(value)): path for path, value in parameters.items()}
 
 
 def _path_of(paths: Mapping[int, str], parameter: torch.Tensor) -> str:
@@ -204,6 +200,21 @@ def _path_of(paths: Mapping[int, str], parameter: torch.Tensor) -> str:
     return path
 
 
-def _by_path(module: nn.Module, groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
-    paths = _paths(module)
-    return {_path_of(paths, p): p for group in groups for p in group["params"]}
+def _cut_like(parameter: Value, moment: str, value: torch.Tensor) -> Value:
+    """A moment of a local parameter as a piece of the whole moment."""
+    same = isinstance(parameter, Local) and value.shape == parameter.tensor.shape
+    if same and moment != "step":
+        assert isinstance(parameter, Local)
+        return Local(value, parameter.layout, parameter.shape)
+    return value
+
+
+def _empty_moment(
+    moment: str, entry: TensorEntry, parameter: Value, on_device: bool
+) -> torch.Tensor:
+    tensor, dtype = _tensor(parameter), dtype_of(entry.dtype)
+    if moment != "step" and entry.shape == tuple(parameter.shape):
+        return torch.zeros_like(tensor, dtype=dtype, requires_grad=False)
+    # torch.optim keeps its step counts on the host, but for its fused and capturable forms
+    device = tensor.device if on_device or moment != "step" else torch.device("cpu")
+    return torch.zeros(entry.shape, dtype=dtype, device=device)

@@ -20,6 +20,7 @@ from hyperparallel.errors import CheckpointError, RunError
 from hyperparallel.runtime.checkpoint import Checkpointer
 from hyperparallel.runtime.checkpoint_model import (
     empty_random_state,
+    module_parameters,
     module_state,
     optimizer_state,
     prepare_optimizer,
@@ -72,15 +73,15 @@ def adam(module: nn.Module) -> torch.optim.Optimizer:
 
 def save(keeper: Checkpointer, number: int, module: nn.Module, opt: torch.optim.Optimizer) -> None:
     state, aliases = module_state(module)
-    moments, facts = optimizer_state(module, opt)
+    moments, facts = optimizer_state(module_parameters(module), opt)
     keeper.save(number, state | moments, {"optimizer": facts}, aliases)
 
 
 def load(keeper: Checkpointer, module: nn.Module, opt: torch.optim.Optimizer) -> None:
     state, aliases = module_state(module)
-    moments = prepare_optimizer(module, opt, keeper.read_index())
+    moments = prepare_optimizer(module_parameters(module), opt, keeper.read_index())
     loaded = keeper.load(state | moments, aliases=aliases)
-    restore_settings(module, opt, loaded.meta["optimizer"])
+    restore_settings(module_parameters(module), opt, loaded.meta["optimizer"])
 
 
 def full(tensor: torch.Tensor) -> list[float]:
@@ -89,7 +90,7 @@ def full(tensor: torch.Tensor) -> list[float]:
 
 
 def everything(module: nn.Module, opt: torch.optim.Optimizer) -> dict[str, list[float]]:
-    state = module_state(module)[0] | optimizer_state(module, opt)[0]
+    state = module_state(module)[0] | optimizer_state(module_parameters(module), opt)[0]
     return {name: full(value) for name, value in sorted(state.items())}  # type: ignore[arg-type]
 
 
@@ -122,14 +123,14 @@ def test_wrapper_names_do_not_reach_the_file() -> None:
     wrapped = torch.compile(wrapped, backend="eager")  # type: ignore[assignment]
     assert any("_orig_mod" in name for name in wrapped.state_dict())
     assert list(module_state(wrapped)[0]) == list(module_state(plain)[0])
-    moments, facts = optimizer_state(wrapped, adam(wrapped))
+    moments, facts = optimizer_state(module_parameters(wrapped), adam(wrapped))
     assert facts["groups"][0]["params"] == ["0.weight", "0.bias"] and not moments
 
 
 @pytest.mark.fake
 def test_an_optimizer_of_another_module_is_refused() -> None:
     with pytest.raises(CheckpointError, match="parameters of the module"):
-        optimizer_state(nn.Linear(2, 2), adam(nn.Linear(2, 2)))
+        optimizer_state(module_parameters(nn.Linear(2, 2)), adam(nn.Linear(2, 2)))
 
 
 @pytest.mark.fake

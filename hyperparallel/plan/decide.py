@@ -21,7 +21,7 @@ from hyperparallel.plan.plan import Plan, match
 from hyperparallel.shard.placements import WHOLE, Choice, Cut, Pending, Placement
 from hyperparallel.shard.rule import Rule
 from hyperparallel.shard.solve import AxisDecision, AxisTask, Progress, constant_ops, solve_axis
-from hyperparallel.shard.spec import Spec, make_spec, spec_of_dims, spec_of_layout
+from hyperparallel.shard.spec import FactorCut, Spec, make_spec, spec_of_dims, spec_of_layout
 from hyperparallel.workload import Op, Workload
 
 OPTIMIZER_TOUCHES = 7.0
@@ -33,9 +33,8 @@ class Decisions:
     """All that the partition pass needs to know.
 
     stored / used: per parameter name, how it is kept between steps and how the program takes it.
-    inputs, buffers, tangents, outputs: spec per value name.
-    cuts: op name -> factor -> axes that cut it. pending_in / pending_out: op name -> axis -> operand
-    positions (inputs) or reduction (outputs) where a pending reduction passes.
+    sources, outputs: spec per value name. operands: per op name the specs of its inputs and outputs.
+    cuts: op name -> factor -> who cuts it. constant: ops that run once.
     reasons: per parameter name, why it is laid out as it is.
     """
 
@@ -46,7 +45,7 @@ class Decisions:
     sources: Mapping[str, Spec]
     outputs: Mapping[str, Spec]
     operands: Mapping[str, tuple[tuple[Spec, ...], tuple[Spec | None, ...]]]
-    cuts: Mapping[str, Mapping[str, tuple[str, ...]]]
+    cuts: Mapping[str, Mapping[str, FactorCut]]
     constant: frozenset[str]
     reasons: Mapping[str, str]
     seconds: float
@@ -121,7 +120,7 @@ def refine(plan: Plan, workload: Workload, rules: Mapping[str, Rule]) -> Plan:
 
 
 def _split_axis(plan: Plan, axis: str, sizes: tuple[int, int]) -> Plan:
-    names = (f"{axis}.0", f"{axis}.1")
+    names = (f"{axis}_0", f"{axis}_1")
     mesh = plan.mesh.split(axis, dict(zip(names, sizes, strict=True)))
 
     def split(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
@@ -214,7 +213,16 @@ class _Settling:
             value: _dim_place(work, value, layout, axis, done, n) or WHOLE
             for value, layout in self.pins.items()
         }
-        return AxisTask(axis, n, sources, sinks, frozenset(declared), update, pins)
+        return AxisTask(
+            name=axis,
+            size=n,
+            sources=sources,
+            sinks=sinks,
+            declared=frozenset(declared),
+            update_bytes=update,
+            pins=pins,
+            keeps_cuts=axis in self.plan.batch_axes,
+        )
 
     def _param_places(
         self, name: str, value: str, axis: str, done: Progress
@@ -270,7 +278,7 @@ class _Settling:
             for group in (work.outputs, work.mutations, work.input_grads)
             for v in group.values()
         }
-        cuts: dict[str, dict[str, tuple[str, ...]]] = {}
+        cuts: dict[str, dict[str, FactorCut]] = {}
         operands = {}
         for op in work.ops:
             chosen = [(a.name, a.ops[op.name]) for a in axes]
@@ -360,22 +368,24 @@ def _pins(plan: Plan, workload: Workload) -> dict[str, Layout]:
             parts = op.module.split(".")
             for i in range(1, len(parts) + 1):
                 last[".".join(parts[:i])] = op.outputs[0]
-    found = match(plan.activations, last, "activations")
+    found = match(plan.activations, last, "activations", by_part=True)
     for name, (_, layout) in found.items():
         _check_rank(f"what {name} returns", layout, workload.values[last[name]].shape)
     return {last[name]: layout for name, (_, layout) in found.items()}
 
 
-def _cuts(chosen: list[tuple[str, Choice]]) -> dict[str, tuple[str, ...]]:
-    cuts: dict[str, tuple[str, ...]] = {}
+def _cuts(chosen: list[tuple[str, Choice]]) -> dict[str, FactorCut]:
+    cuts: dict[str, FactorCut] = {}
     for axis, choice in chosen:
         if choice.factor is not None:
-            cuts[choice.factor] = (*cuts.get(choice.factor, ()), axis)
+            before = cuts.get(choice.factor, FactorCut(()))
+            unit = max(before.unit, choice.unit)
+            cuts[choice.factor] = FactorCut((*before.axes, axis), unit)
     return cuts
 
 
 def _operand_specs(
-    mesh: Mesh, rule: Rule, chosen: list[tuple[str, Choice]], cuts: Mapping[str, tuple[str, ...]]
+    mesh: Mesh, rule: Rule, chosen: list[tuple[str, Choice]], cuts: Mapping[str, FactorCut]
 ) -> tuple[tuple[Spec, ...], tuple[Spec | None, ...]]:
     def pending(places: list[tuple[str, Placement | None]]) -> dict[str, str]:
         return {axis: place.op for axis, place in places if isinstance(place, Pending)}

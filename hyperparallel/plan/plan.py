@@ -31,8 +31,8 @@ class Plan:
     params: pattern over parameter names -> Layout. What is not matched is derived.
     inputs: pattern over paths in the batch ("input_ids") -> Layout. Not matched: dim 0 is cut by the
         batch axes.
-    activations: pattern over module names -> Layout of what the module returns, for instance
-        `{"model.layers.*": mesh("dp", "tp", None)}` for sequence-sharded norms.
+    activations: pattern over module names (a star is one part of the name) -> Layout of what the module
+        returns, for instance `{"model.layers.*": mesh("dp", "tp", None)}` for sequence-sharded norms.
     fsdp: a batch axis over which parameters, gradients and optimizer states are kept cut.
     zero: 3 gathers a parameter for the forward and again for the backward; 2 keeps it gathered for the
         backward; 1 also keeps gradients whole while they are accumulated.
@@ -158,18 +158,28 @@ def _axes_entry(axes: tuple[str, ...]) -> Axes:
     return None if not axes else axes[0] if len(axes) == 1 else list(axes)
 
 
-def match(patterns: Mapping[str, Layout], names: Iterable[str], what: str) -> dict[str, tuple[str, Layout]]:
+def match(
+    patterns: Mapping[str, Layout], names: Iterable[str], what: str, *, by_part: bool = False
+) -> dict[str, tuple[str, Layout]]:
     """name -> (pattern, layout) for the first pattern that matches each name.
 
+    by_part: a star stands for one part of a dotted name, not for several.
     Raises `PlanError` with the nearest names for a pattern that matches nothing.
     """
     known = list(names)
     found: dict[str, tuple[str, Layout]] = {}
     for pattern, layout in patterns.items():
-        hits = [name for name in known if fnmatchcase(name, pattern)]
+        hits = [name for name in known if _fits(name, pattern, by_part)]
         if not hits:
             close = nearest(pattern, known)
             raise PlanError(what, pattern, f"a pattern that matches one of the names (nearest: {close})")
         for name in hits:
             found.setdefault(name, (pattern, layout))
     return found
+
+
+def _fits(name: str, pattern: str, by_part: bool) -> bool:
+    if not by_part:
+        return fnmatchcase(name, pattern)
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))

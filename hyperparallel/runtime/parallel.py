@@ -25,16 +25,10 @@ from hyperparallel.graph.pipeline import Built, build
 from hyperparallel.layout import Layout
 from hyperparallel.plan.decide import pinned
 from hyperparallel.plan.plan import Plan
+from hyperparallel.runtime.batches import call_of, local_inputs, signature
 from hyperparallel.runtime.compiled import Compiled
 from hyperparallel.runtime.present import device_mesh, dtensor_placements, local_piece, present
 from hyperparallel.runtime.ranks import Here
-
-
-def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as positional and keyword arguments: a mapping is keywords, a tuple or list positions."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (tuple(batch), {}) if isinstance(batch, (tuple, list)) else ((batch,), {})
 
 
 def parallelize(
@@ -48,27 +42,32 @@ def parallelize(
     """
     args, kwargs = call_of(example_batch)
     here = here or Here.in_job(plan.mesh)
-    state = _State(_meta_twin(model), here)
-    program = state.build(plan, args, kwargs, train=True)
-    state.place(model, program.built)
+    state = ParallelState(meta_twin(model), here)
+    place(model, state, state.build(plan, args, kwargs, train=True).built)
+    return model
+
+
+def place(model: nn.Module, state: ParallelState, built: Built) -> None:
+    """Give the model this rank's pieces and the forward that runs its program."""
+    state.settle(built)
+    state.place(model, built)
     model.__class__ = type(
         f"Parallel{type(model).__name__}", (ParallelModule, type(model)), {"_original": type(model)}
     )
     object.__setattr__(model, "_parallel", state)
-    return model
 
 
 class ParallelModule(nn.Module):
     """Mixed into the class of a parallelized model; see `parallelize`."""
 
-    _parallel: _State
+    _parallel: ParallelState
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run this rank's program on the global batch."""
         return self._parallel.call(self, args, kwargs)
 
 
-def _meta_twin(model: nn.Module) -> nn.Module:
+def meta_twin(model: nn.Module) -> nn.Module:
     """The model without memory, for capturing it again when the batch has another shape."""
     memo: dict[int, Any] = {}
     for p in model.parameters():
@@ -81,19 +80,9 @@ class _Program:
     built: Built
     compiled: Compiled
 
-    def local_inputs(self, leaves: Sequence[Tensor], here: Here) -> dict[str, Tensor]:
-        """This rank's pieces of the batch, by placeholder."""
-        program = self.compiled.program
-        values = {}
-        for (path, name), leaf in zip(program.inputs.items(), leaves, strict=True):
-            plain = leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
-            local = local_piece(plain.detach(), program.input_specs[path], here.rank)
-            values[name] = local.to(here.device)
-        return values
-
 
 @dataclass
-class _State:
+class ParallelState:
     """What a parallelized model knows beside its parameters."""
 
     twin: nn.Module
@@ -106,15 +95,17 @@ class _State:
         self, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], train: bool
     ) -> _Program:
         built = build(self.twin, plan, args, kwargs, train=train)
-        if self.mesh is None:
-            self.mesh = device_mesh(built.decisions.mesh, self.here.device)
-            self.plan = pinned(built.decisions)
         rank_program = built.rank_program(self.here.rank)
         compiled = Compiled(rank_program, self.here.binder(built.decisions.mesh, rank_program))
         program = _Program(built, compiled)
         leaves = built.captured.flatten_inputs(args, kwargs)
-        self.programs[_signature(leaves, train)] = program
+        self.programs[signature(leaves, train)] = program
         return program
+
+    def settle(self, built: Built) -> None:
+        """Fix the layouts of parameters for all programs to come."""
+        self.mesh = device_mesh(built.decisions.mesh, self.here.device)
+        self.plan = pinned(built.decisions)
 
     def place(self, model: nn.Module, built: Built) -> None:
         """Replace the model's parameters by DTensors of this rank's pieces."""
@@ -139,7 +130,7 @@ class _State:
     def call(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         program = self._program_for(model, args, kwargs)
         leaves = program.built.captured.flatten_inputs(args, kwargs)
-        local = program.local_inputs(leaves, self.here)
+        local = local_inputs(program.compiled.program, leaves, self.here)
         params = [model.get_parameter(name) for name in program.compiled.program.params]
         buffers = {n: model.get_buffer(n) for n in program.compiled.program.buffers}
         run = _Run(program, local, buffers, self.mesh, [p.requires_grad for p in params])
@@ -154,15 +145,11 @@ class _State:
         self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> _Program:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        key = _signature(tensors, model.training)
+        key = signature(tensors, model.training)
         if key not in self.programs:
             assert self.plan is not None
             self.build(self.plan, args, kwargs, train=model.training)
         return self.programs[key]
-
-
-def _signature(leaves: Sequence[Tensor], train: bool) -> Any:
-    return tuple((tuple(x.shape), x.dtype, x.requires_grad) for x in leaves), train
 
 
 @dataclass

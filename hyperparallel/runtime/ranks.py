@@ -11,7 +11,6 @@ import torch.distributed as dist
 from hyperparallel.errors import PlanError
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.layout import Mesh
-from hyperparallel.runtime.carriers import attach
 from hyperparallel.runtime.executor import Bind
 from hyperparallel.runtime.groups import Groups
 
@@ -53,6 +52,4 @@ class Here:
 
     def connect(self, mesh: Mesh, spans: Iterable[tuple[str, ...]]) -> None:
         """Make the groups along the given axes; every rank must ask for the same."""
-        wanted = [ranks for axes in spans for ranks in mesh.groups(axes)]
-        self.groups.ensure(wanted)
-        attach([g for ranks in wanted if (g := self.groups.get(ranks)).index >= 0 and g.size > 1])
+        self.groups.ensure(ranks for axes in spans for ranks in mesh.groups(axes))

@@ -23,10 +23,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hyperparallel.errors import PlanError
+from hyperparallel.graph.pipeline import build
 from hyperparallel.plan.plan import Plan
 from hyperparallel.runtime import collectives
-from hyperparallel.runtime.parallel import call_of, parallelize
-from hyperparallel.runtime.program import JointProgram, build_joint
+from hyperparallel.runtime.batches import call_of, signature
+from hyperparallel.runtime.parallel import ParallelState, meta_twin, place
+from hyperparallel.runtime.program import JointProgram
 from hyperparallel.runtime.ranks import Here
 from hyperparallel.shard.spec import Spec, ways
 
@@ -64,16 +66,14 @@ class TrainStep:
         loss: str = "loss",
         here: Here | None = None,
     ) -> None:
-        self.plan, self.loss, self.accumulate, self.clip = plan, loss, accumulate, clip
+        self.loss, self.accumulate, self.clip = loss, accumulate, clip
         self.here = here or Here.in_job(plan.mesh)
-        micro = split_batch(example_batch, accumulate)[0]
-        defer = accumulate > 1 and (plan.fsdp is None or plan.zero == 1)
-        self._programs: dict[Any, JointProgram] = {}
+        self.defer = accumulate > 1 and (plan.fsdp is None or plan.zero == 1)
         self.model = model
-        self.model = parallelize(model, plan, micro, here=self.here)
-        state = self.model._parallel  # type: ignore[union-attr]
-        self._build = lambda batch: build_joint(state, batch, loss, defer)
-        self.program = self._program(micro)
+        self.state = ParallelState(meta_twin(model), self.here)
+        self._programs: dict[Any, JointProgram] = {}
+        self.program = self._build(split_batch(example_batch, accumulate)[0], plan)
+        place(model, self.state, self.program.built)
         self.params = {
             name: nn.Parameter(local_of(self.model.get_parameter(name)))
             for name in self.program.param_names
@@ -102,8 +102,10 @@ class TrainStep:
         total: list[Tensor] | None = None
         loss = torch.zeros((), device=self.here.device)
         for micro, weight in zip(micros, weights, strict=True):
-            program = self._program(micro)
-            part, grads = program.run(micro, self.params, self._buffers(program), weight)
+            if weight == 0.0 and len(micros) > 1:
+                continue
+            program, leaves = self._program(micro)
+            part, grads = program.run(leaves, self.params, self._buffers(program), weight)
             loss = loss + part * weight
             if total is None:
                 total = list(grads)
@@ -116,13 +118,23 @@ class TrainStep:
     def _buffers(self, program: JointProgram) -> dict[str, Tensor]:
         return {name: self.model.get_buffer(name) for name in program.buffer_names}
 
-    def _program(self, batch: Any) -> JointProgram:
+    def _build(self, batch: Any, plan: Plan) -> JointProgram:
         args, kwargs = call_of(batch)
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        key = tuple((tuple(x.shape), x.dtype) for x in tensors)
-        if key not in self._programs:
-            self._programs[key] = self._build(batch)
-        return self._programs[key]
+        built = build(self.state.twin, plan, args, kwargs, outputs=(self.loss,))
+        leaves = built.captured.flatten_inputs(args, kwargs)
+        program = JointProgram(built, self.here, self.defer)
+        self._programs[signature(leaves)] = program
+        return program
+
+    def _program(self, batch: Any) -> tuple[JointProgram, list[Tensor]]:
+        """The program for a batch of this shape, and the batch's tensors."""
+        args, kwargs = call_of(batch)
+        leaves = self.program.built.captured.flatten_inputs(args, kwargs)
+        found = self._programs.get(signature(leaves))
+        if found is None:
+            assert self.state.plan is not None
+            found = self._build(batch, self.state.plan)
+        return found, leaves
 
     def _copies(self, spec: Spec) -> float:
         """How many ranks hold the same piece."""

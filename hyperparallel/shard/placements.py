@@ -15,7 +15,7 @@ pending sum through. Conversions between placements are priced here too; how the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hyperparallel.cluster import Rates
@@ -64,12 +64,19 @@ class Choice:
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement | None, ...]
     factor: str | None
+    unit: int = 1
+    """The factor is cut in multiples of this (only where it does not divide evenly)."""
     inside_fraction: float = 0.0
     """Bytes that the local form exchanges by itself, as a fraction of the first output."""
 
 
 def cut_of(
-    dims: Dims, factor: str, sizes: Mapping[str, int], taken: Mapping[str, int], n: int
+    dims: Dims,
+    factor: str,
+    sizes: Mapping[str, int],
+    taken: Mapping[str, int],
+    n: int,
+    unit: int = 1,
 ) -> Placement:
     """The placement of a tensor whose `factor` is cut n ways; `taken` says how far outer axes cut it.
 
@@ -83,36 +90,72 @@ def cut_of(
             stride = math.prod(sizes[f] for f in factors[factors.index(factor) + 1 :])
             remaining = math.ceil(sizes[factor] / taken.get(factor, 1))
             even = sizes[factor] % (taken.get(factor, 1) * n) == 0
-            return Cut(dim, stride * remaining, 1 if even else stride)
+            return Cut(dim, stride * remaining, 1 if even else stride * unit)
     return WHOLE
 
 
-def choices(rule: Rule, taken: Mapping[str, int], n: int) -> list[Choice]:
-    """Every way to run an op with `rule` on an axis of n ranks (the first is: whole)."""
+def uneven_units(rules: Iterable[Rule], n: int) -> dict[int, set[int]]:
+    """Dim size -> multiples in which it is cut where views show it as a factor that n does not divide.
+
+    A batch of 3 viewed as rows of 3 x 16 is cut between samples: {48: {16}}.
+    """
+    units: dict[int, set[int]] = {}
+    for rule in rules:
+        for dims in (*rule.inputs, *rule.outputs):
+            for factors in dims or ():
+                stride = math.prod(rule.sizes[f] for f in factors)
+                total = stride
+                for factor in factors[:-1]:
+                    stride //= max(rule.sizes[factor], 1)
+                    if rule.sizes[factor] % n:
+                        units.setdefault(total, set()).add(stride)
+    return units
+
+
+def choices(
+    rule: Rule, taken: Mapping[str, int], n: int, units: Mapping[int, Iterable[int]] | None = None
+) -> list[Choice]:
+    """Every way to run an op with `rule` on an axis of n ranks (the first is: whole).
+
+    units: from `uneven_units`; factors of those sizes may also be cut in those multiples.
+    """
     everything_whole = Choice(
-        tuple(WHOLE for _ in rule.inputs),
-        tuple(None if o is None else WHOLE for o in rule.outputs),
-        None,
+        tuple(WHOLE for _ in rule.inputs), tuple(None if o is None else WHOLE for o in rule.outputs), None
     )
     found = [everything_whole]
-    inside = rule.inside or {}
     for factor, size in rule.sizes.items():
-        if factor in rule.blocked or size < taken.get(factor, 1) * n:
+        before = taken.get(factor, 1)
+        if factor in rule.blocked or size < before * n:
             continue
-        placed_in = tuple(cut_of(dims, factor, rule.sizes, taken, n) for dims in rule.inputs)
-        placed_out: list[Placement | None] = []
-        for dims in rule.outputs:
-            place = None if dims is None else cut_of(dims, factor, rule.sizes, taken, n)
-            missing = place == WHOLE and factor not in inside
-            placed_out.append(Pending(rule.reduce or "") if missing else place)
-        if Pending("") in placed_out or not is_cut((*placed_in, *placed_out)):
-            continue
-        found.append(Choice(placed_in, tuple(placed_out), factor, inside.get(factor, 0.0)))
+        coarser = sorted((units or {}).get(size, ())) if size % (before * n) else ()
+        for unit in (1, *coarser):
+            choice = _cutting(rule, factor, taken, n, unit)
+            if choice is not None:
+                found.append(choice)
     outputs_pending = tuple(None if o is None else SUM for o in rule.outputs)
     for group in rule.linear:
         inputs = tuple(SUM if i in group else WHOLE for i in range(len(rule.inputs)))
         found.append(Choice(inputs, outputs_pending, None))
     return found
+
+
+def _cutting(
+    rule: Rule, factor: str, taken: Mapping[str, int], n: int, unit: int
+) -> Choice | None:
+    """Cut one factor; None where that leaves something that cannot be reduced, or cuts nothing."""
+    inside = (rule.inside or {}).get(factor)
+    placed_in = tuple(cut_of(dims, factor, rule.sizes, taken, n, unit) for dims in rule.inputs)
+    placed_out: list[Placement | None] = []
+    for dims in rule.outputs:
+        place = None if dims is None else cut_of(dims, factor, rule.sizes, taken, n, unit)
+        if place == WHOLE and inside is None:
+            if rule.reduce is None:
+                return None
+            place = Pending(rule.reduce)
+        placed_out.append(place)
+    if not is_cut((*placed_in, *placed_out)):
+        return None
+    return Choice(placed_in, tuple(placed_out), factor, unit, inside or 0.0)
 
 
 def conversion_seconds(

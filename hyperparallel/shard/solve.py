@@ -27,6 +27,7 @@ from hyperparallel.shard.placements import (
     choices,
     conversion_seconds,
     held_bytes,
+    uneven_units,
 )
 from hyperparallel.shard.program import IntegerProgram
 from hyperparallel.shard.rule import Rule
@@ -46,6 +47,8 @@ VIEWS = (
 )
 DECLARED_GATHER_FACTOR = 10.0
 """A parameter that the user declared cut is used cut unless that is ten times as dear."""
+BATCH_GATHER_FACTOR = 1000.0
+"""What the batch axes cut is gathered only where nothing else is possible."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,9 @@ class AxisTask:
     update_bytes: Mapping[str, float] = field(default_factory=dict)
     pins: Mapping[str, Placement] = field(default_factory=dict)
     """Values that must be made in the placement given (what a declared module returns)."""
+
+    keeps_cuts: bool = False
+    """A batch axis: its cut of the batch is to be computed with, not gathered away."""
 
 
 @dataclass
@@ -139,9 +145,10 @@ class _AxisProgram:
         return held_bytes(touched, place, self.task.size) / self.rates.memory_bytes_per_second
 
     def add_ops(self, constant: frozenset[str]) -> None:
+        units = uneven_units(self.rules.values(), self.task.size)
         for op in self.workload.ops:
             rule = self.rules[op.name]
-            options = choices(rule, self.done.factors[op.name], self.task.size)
+            options = choices(rule, self.done.factors[op.name], self.task.size, units)
             if op.name in constant and op.inputs:
                 options = options[:1]
             options = self._pinned(op, options)
@@ -245,10 +252,11 @@ class _AxisProgram:
     ) -> dict[tuple[Placement, Placement], float]:
         wanted = {place for need in needs for place in need}
         factor = DECLARED_GATHER_FACTOR if value in self.task.declared else 1.0
+        factor = BATCH_GATHER_FACTOR if self.task.keeps_cuts else factor
         n, axis = self.task.size, self.task.name
         return {
             (a, b): conversion_seconds(a, b, num_bytes, n, axis, self.rates)
-            * (factor if isinstance(a, Cut) else 1.0)
+            * (factor if isinstance(a, Cut) and not isinstance(b, Cut) else 1.0)
             for a in have
             for b in wanted
         }

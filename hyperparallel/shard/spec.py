@@ -22,6 +22,14 @@ Factor = tuple[int, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
+class FactorCut:
+    """The axes that cut a factor, outermost first, in multiples of `unit`."""
+
+    axes: tuple[str, ...]
+    unit: int = 1
+
+
+@dataclass(frozen=True)
 class Spec:
     """dims: per tensor dim its (size, axes) factors; partial: (axis, op) pairs in mesh order."""
 
@@ -76,11 +84,18 @@ def spec_of_dims(
     mesh: Mesh,
     dims: Dims,
     sizes: Mapping[str, int],
-    cuts: Mapping[str, tuple[str, ...]],
+    cuts: Mapping[str, FactorCut],
     partial: Mapping[str, str],
 ) -> Spec:
     """The spec of an operand whose dims are made of a rule's factors, `cuts` saying who cuts which."""
-    return make_spec(mesh, [[(sizes[f], cuts.get(f, ())) for f in dim] for dim in dims], partial)
+
+    def factors(name: str) -> list[Factor]:
+        cut = cuts.get(name)
+        if cut is None:
+            return [(sizes[name], ())]
+        return [(sizes[name] // cut.unit, cut.axes), (cut.unit, ())]
+
+    return make_spec(mesh, [[part for f in dim for part in factors(f)] for dim in dims], partial)
 
 
 def ways(axes: Sequence[str], mesh: Mesh) -> int:
@@ -147,12 +162,14 @@ def common_view(src: Spec, dst: Spec) -> tuple[tuple[int, ...], Layout, Layout] 
 
 def _refine(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
     """The coarsest factorisation that refines both: [4, 8] and [32] give [4, 8]."""
-    if list(a) == list(b):
+    if list(a) == list(b) or len(b) == 1:
         return list(a)
-    if math.prod(a) <= 1:
+    if len(a) == 1:
+        return list(b)
+    if math.prod(a) <= 1 or 1 in a or 1 in b:
         return None
     sizes: list[int] = []
-    left, right = [x for x in reversed(a) if x > 1], [x for x in reversed(b) if x > 1]
+    left, right = list(reversed(a)), list(reversed(b))
     while left and right:
         x, y = left.pop(), right.pop()
         small = min(x, y)
@@ -182,6 +199,7 @@ def _spread(
         if dealt is None:
             return None
         spread.extend(dealt)
+    spread.extend([()] * (len(sizes) - len(spread)))  # dims of size one at the end
     return spread
 
 

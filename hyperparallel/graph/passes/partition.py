@@ -22,7 +22,7 @@ from hyperparallel.graph.program import RankProgram, Transfer
 from hyperparallel.plan.decide import Decisions
 from hyperparallel.graph import communication
 from hyperparallel.shard.rule import Rule
-from hyperparallel.shard.spec import Spec, make_spec, piece, ways
+from hyperparallel.shard.spec import FactorCut, Spec, make_spec, piece, ways
 from hyperparallel.workload import Workload
 
 
@@ -103,7 +103,7 @@ class _Partition:
         self.made: dict[str, tuple[Any, Spec]] = {}
         self.converted: dict[tuple[str, Spec, bool], Any] = {}
         self.stored = {workload.params[n]: spec for n, spec in decisions.stored.items()}
-        self.pieces: dict[tuple[int, tuple[str, ...]], Piece] = {}
+        self.pieces: dict[tuple[int, FactorCut], Piece] = {}
         self.regather = decisions.plan.zero == 3
         self.node: fx.Node | None = None
         self.backward = self.constant = False
@@ -162,18 +162,19 @@ class _Partition:
             target=node.target,  # type: ignore[arg-type]
             args=args,
             kwargs=kwargs,
-            pieces={f: self._piece(rule.sizes[f], axes) for f, axes in cuts.items()},
+            pieces={f: self._piece(rule.sizes[f], cut) for f, cut in cuts.items()},
             emit=self._emit,
-            reduce=lambda x, how, factor: self._reduce(x, how, cuts.get(factor, ())),
+            reduce=lambda x, how, factor: self._reduce(x, how, cuts[factor].axes if factor in cuts else ()),
         )
         for value, result, spec in zip(op.outputs, localise(local), out_specs, strict=True):
             if value is not None and spec is not None:
                 self.made[value] = (result, spec)
 
-    def _piece(self, size: int, axes: tuple[str, ...]) -> Piece:
-        if (size, axes) not in self.pieces:
-            self.pieces[size, axes] = Piece(*piece(size, axes, self.mesh, self.at))
-        return self.pieces[size, axes]
+    def _piece(self, size: int, cut: FactorCut) -> Piece:
+        if (size, cut) not in self.pieces:
+            start, length = piece(size // cut.unit, cut.axes, self.mesh, self.at)
+            self.pieces[size, cut] = Piece(start * cut.unit, length * cut.unit)
+        return self.pieces[size, cut]
 
     def _as(self, value: str, spec: Spec) -> Any:
         """The local node of `value` laid out as `spec`."""

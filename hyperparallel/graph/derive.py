@@ -1,0 +1,87 @@
+"""What became of a plan, as plain data: from a built program to a `Derived`.
+
+No device and no process group is needed: the first rank's program is partitioned and its layouts and
+collectives are read off. Where pieces are uneven the first rank holds the largest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from hyperparallel.cluster import Rates
+from hyperparallel.graph.pipeline import Built, build
+from hyperparallel.graph.program import Transfer
+from hyperparallel.plan.derived import BlockLayout, Communication, Derived, ParamLayout
+from hyperparallel.plan.plan import Plan
+from hyperparallel.shard.spec import Spec
+
+
+def derive(
+    model: nn.Module,
+    plan: Plan,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    outputs: Sequence[str] | None = None,
+    rates: Rates | None = None,
+) -> Derived:
+    """Derive a plan for a model and an example batch; the model may be on the meta device."""
+    return derived(build(model, plan, args, kwargs, outputs=outputs, rates=rates))
+
+
+def derived(built: Built) -> Derived:
+    """The record of a built program."""
+    decisions, workload = built.decisions, built.workload
+    program = built.rank_program(decisions.mesh.ranks[0])
+    params = tuple(
+        ParamLayout(
+            name=name,
+            shape=workload.values[value].shape,
+            dtype=workload.values[value].dtype,
+            stored=decisions.stored[name].layout(),
+            used=decisions.used[name].layout(),
+            declared=decisions.reasons[name].startswith("declared"),
+            reason=decisions.reasons[name],
+        )
+        for name, value in workload.params.items()
+    )
+    return Derived(
+        plan=decisions.plan.to_yaml(),
+        params=params,
+        inputs={path: spec.layout() for path, spec in program.input_specs.items()},
+        outputs={path: spec.layout() for path, spec in program.output_specs.items()},
+        communications=_communications(program.transfers(), built),
+        values=_values(built),
+        num_ranks=decisions.mesh.size,
+        model_hash=built.model_hash,
+    )
+
+
+def _communications(transfers: Sequence[Transfer], built: Built) -> tuple[Communication, ...]:
+    names = {value: name for name, value in built.workload.params.items()}
+    grads = {value: name for name, value in built.workload.grads.items()}
+    counted: Counter[tuple[Any, ...]] = Counter()
+    for t in transfers:
+        value = names.get(t.value) or (f"grad of {grads[t.value]}" if t.value in grads else t.value)
+        phase = "backward" if t.backward else "forward"
+        counted[t.kind, t.axes, t.num_bytes, phase, value, t.module, t.reason] += 1
+    return tuple(Communication(*key, count=count) for key, count in counted.items())
+
+
+def _values(built: Built) -> tuple[BlockLayout, ...]:
+    rows = []
+    for op in built.workload.ops:
+        _, outputs = built.decisions.operands[op.name]
+        for value, spec in zip(op.outputs, outputs, strict=True):
+            if value is not None and spec is not None and not op.backward:
+                rows.append(BlockLayout(op.module, op.target, value, spec.shape, _text(spec)))
+    return tuple(rows)
+
+
+def _text(spec: Spec) -> str:
+    layout = spec.layout()
+    return str(layout)[len(repr(layout.mesh)) :]

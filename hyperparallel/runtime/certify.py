@@ -1,0 +1,188 @@
+"""A certificate: the derived program computes what the single-device model computes.
+
+All ranks' programs run in lockstep in this process, on the model's own weights and a real batch, from
+the same random state as one plain run of the module. Results, gradients and the random state afterwards
+are compared, and pieces that several ranks hold must be equal on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hyperparallel.graph.batch import flatten
+from hyperparallel.graph.pipeline import Built, build
+from hyperparallel.graph.program import RankProgram
+from hyperparallel.plan.plan import Plan
+from hyperparallel.runtime.batches import call_of
+from hyperparallel.runtime.present import local_piece
+from hyperparallel.runtime.virtual import Lockstep
+from hyperparallel.shard.spec import Spec
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Largest differences between the derived program and the plain module.
+
+    errors: per result ("loss") or gradient ("grad of NAME"), the largest absolute difference divided by
+    the largest magnitude of the true value. replicas_agree: pieces held by several ranks are bit-equal.
+    random_state_equal: both runs drew the same random numbers.
+    """
+
+    errors: Mapping[str, float]
+    replicas_agree: bool
+    random_state_equal: bool
+    num_ranks: int
+
+    @property
+    def largest(self) -> tuple[str, float]:
+        """The result or gradient that differs most, and by how much."""
+        return max(self.errors.items(), key=lambda item: item[1], default=("nothing", 0.0))
+
+    def holds(self, tolerance: float) -> bool:
+        """Whether every difference is within `tolerance` and everything else agrees."""
+        return (
+            self.largest[1] <= tolerance and self.replicas_agree and self.random_state_equal
+        )
+
+    def __str__(self) -> str:
+        name, error = self.largest
+        agree = "agree" if self.replicas_agree else "DIFFER"
+        drawn = "the same" if self.random_state_equal else "DIFFERENT"
+        return (
+            f"{len(self.errors)} results and gradients compared on {self.num_ranks} virtual ranks: "
+            f"largest relative error {error:.2e} ({name}); replicas {agree}; {drawn} random numbers"
+        )
+
+
+def certify(model: nn.Module, plan: Plan, batch: Any, *, seed: int = 0) -> Certificate:
+    """Compare a plan's program with the plain `model` on a global batch, all ranks in this process.
+
+    The model must hold real weights; it is run once in training mode and left unchanged.
+    """
+    args, kwargs = call_of(batch)
+    built = build(model, plan, args, kwargs)
+    return certify_built(model, built, args, kwargs, seed=seed)
+
+
+def certify_built(
+    model: nn.Module,
+    built: Built,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    seed: int = 0,
+) -> Certificate:
+    """`certify` for a program that was built already."""
+    leaves = built.captured.flatten_inputs(args, kwargs)
+    truth, drawn = _dense(model, built, args, kwargs, seed)
+    programs = [built.rank_program(rank) for rank in built.decisions.mesh.ranks]
+    mesh = built.decisions.mesh
+    params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    rows = [
+        _placeholders(program, built, params, buffers, leaves, truth) for program in programs
+    ]
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        results = Lockstep(programs, lambda rank, axes: mesh.group(rank, axes)).run(rows)
+    same_random = bool(torch.equal(torch.get_rng_state(), drawn))
+    errors: dict[str, float] = {}
+    agree = True
+    for position, (name, spec) in enumerate(_result_names(programs[0])):
+        pieces = [row[position] for row in results]
+        whole, same = assemble(pieces, spec, list(mesh.ranks))
+        agree &= same
+        if name in truth:
+            errors[name] = _difference(whole, truth[name])
+    return Certificate(errors, agree, same_random, mesh.size)
+
+
+def _result_names(program: RankProgram) -> list[tuple[str, Spec | None]]:
+    """Name and layout of each result, in the program's order (gradients first)."""
+    found = [(f"grad of {name}", program.grad_specs[name]) for name in program.grads]
+    found += [(f"grad of input {path}", None) for path in program.input_grads]
+    found += [(name, program.output_specs[name]) for name in program.outputs]
+    found += [(f"new {name}", None) for name in program.mutations]
+    return found
+
+
+def _placeholders(
+    program: RankProgram,
+    built: Built,
+    params: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    leaves: Sequence[Tensor],
+    truth: Mapping[str, Tensor],
+) -> list[Tensor]:
+    values: dict[str, Tensor] = {}
+    rank, stored = program.rank, built.decisions.stored
+    for name, node in program.params.items():
+        values[node] = local_piece(params[name].detach(), stored[name], rank).clone()
+    for name, node in program.buffers.items():
+        values[node] = buffers[name].detach().clone()
+    for (path, node), leaf in zip(program.inputs.items(), leaves, strict=True):
+        values[node] = local_piece(leaf.detach(), program.input_specs[path], rank)
+    for path, node in program.tangents.items():
+        spec = built.decisions.sources[built.workload.tangents[path]]
+        values[node] = local_piece(torch.ones_like(truth[path]), spec, rank)
+    return [values[n.name] for n in program.graph.nodes if n.op == "placeholder"]
+
+
+def _dense(
+    model: nn.Module, built: Built, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Results and gradients of the plain module, and the random state after its forward."""
+    was_training = model.training
+    kept = {name: b.detach().clone() for name, b in model.named_buffers()}
+    model.train()
+    torch.manual_seed(seed)
+    _, outputs = flatten(model(*args, **kwargs))
+    paths = list(built.captured.outputs)
+    truth = dict(zip(built.captured.out_spec.paths(), outputs, strict=False))
+    truth = {path or "output": x for path, x in truth.items()}
+    roots = [path for path in built.captured.tangents if truth[path].requires_grad]
+    trained = {n: p for n, p in model.named_parameters() if n in built.captured.grads}
+    grads = torch.autograd.grad(
+        [truth[path] for path in roots],
+        list(trained.values()),
+        [torch.ones_like(truth[path]) for path in roots],
+        allow_unused=True,
+    )
+    drawn = torch.get_rng_state()
+    found = {path: truth[path].detach() for path in paths}
+    for name, grad in zip(trained, grads, strict=True):
+        if grad is not None:
+            found[f"grad of {name}"] = grad
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            found[f"new {name}"] = buffer.detach().clone()
+            buffer.copy_(kept[name])
+    model.train(was_training)
+    return found, drawn
+
+
+def assemble(
+    pieces: Sequence[Tensor], spec: Spec | None, ranks: Sequence[int]
+) -> tuple[Tensor, bool]:
+    """The whole tensor from every rank's piece, and whether equal pieces are bit-equal."""
+    if spec is None or spec.is_whole():
+        return pieces[0], all(torch.equal(pieces[0], p) for p in pieces[1:])
+    whole = torch.full(spec.shape, float("nan")).to(pieces[0].dtype)
+    for piece, rank in zip(pieces, ranks, strict=True):
+        local_piece(whole, spec, rank).copy_(piece)
+    same = all(
+        torch.equal(local_piece(whole, spec, rank), piece)
+        for piece, rank in zip(pieces, ranks, strict=True)
+    )
+    return whole, same
+
+
+def _difference(got: Tensor, true: Tensor) -> float:
+    if got.numel() == 0:
+        return 0.0
+    scale = float(true.abs().max()) if true.numel() else 1.0
+    return float((got.to(true.dtype) - true).abs().max()) / (scale or 1.0)

@@ -9,8 +9,9 @@ carry `meta["backward"]`, `meta["constant"]` (depends on nothing that changes be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
@@ -37,8 +38,9 @@ class Transfer:
 class RankProgram:
     """The program of `rank`.
 
-    params, buffers, inputs, tangents: name -> placeholder node name. outputs, grads: name -> node name.
-    `output_specs` gives each output's layout, `grad_specs` each gradient's (that of its stored
+    params, buffers, inputs, tangents: name -> placeholder node name. results: what the graph returns, in
+    order, as (role, name) with role "grad", "input_grad", "output" or "mutation"; the properties of those
+    names look the nodes up, so they stay right when a pass rewrites the graph. `output_specs` gives each output's layout, `grad_specs` each gradient's (that of its stored
     parameter).
     """
 
@@ -48,13 +50,35 @@ class RankProgram:
     buffers: Mapping[str, str]
     inputs: Mapping[str, str]
     tangents: Mapping[str, str]
-    outputs: Mapping[str, str]
-    grads: Mapping[str, str]
-    input_grads: Mapping[str, str]
-    mutations: Mapping[str, str]
+    results: Sequence[tuple[str, str]]
     input_specs: Mapping[str, Spec]
     output_specs: Mapping[str, Spec]
     grad_specs: Mapping[str, Spec]
+
+    def _role(self, role: str) -> dict[str, fx.Node]:
+        returned: Any = next(iter(reversed(self.graph.nodes))).args[0]
+        pairs = zip(self.results, returned, strict=True)
+        return {name: node for (r, name), node in pairs if r == role}
+
+    @property
+    def outputs(self) -> dict[str, fx.Node]:
+        """Path -> node of each output."""
+        return self._role("output")
+
+    @property
+    def grads(self) -> dict[str, fx.Node]:
+        """Parameter -> node of its gradient."""
+        return self._role("grad")
+
+    @property
+    def input_grads(self) -> dict[str, fx.Node]:
+        """Path in the batch -> node of its gradient."""
+        return self._role("input_grad")
+
+    @property
+    def mutations(self) -> dict[str, fx.Node]:
+        """Buffer -> node of its new value."""
+        return self._role("mutation")
 
     def transfers(self) -> list[Transfer]:
         """Every collective of a step, in order."""

@@ -74,10 +74,7 @@ def reduction(program: RankProgram, workload: Workload, decisions: Decisions) ->
         buffers={},
         inputs={name: node.name for name, node in places.items()},
         tangents={},
-        outputs={},
-        grads={name: node.name for name, node in results.items()},
-        input_grads={},
-        mutations={},
+        results=[("grad", name) for name in results],
         input_specs=program.grad_specs,
         output_specs={},
         grad_specs={name: decisions.stored[name] for name in results},
@@ -254,9 +251,6 @@ class _Partition:
                 results[role, path] = self._as(value, self.decisions.outputs[value])
         graph.output(tuple(results.values()))
 
-        def role(kind: str) -> dict[str, str]:
-            return {name: node.name for (r, name), node in results.items() if r == kind}
-
         local = {value: node for value, (node, _) in self.made.items()}
 
         def placeholders(group: Mapping[str, str]) -> dict[str, str]:
@@ -269,10 +263,7 @@ class _Partition:
             buffers=placeholders(work.buffers),
             inputs=placeholders(work.inputs),
             tangents=placeholders(work.tangents),
-            outputs=role("output"),
-            grads=role("grad"),
-            input_grads=role("input_grad"),
-            mutations=role("mutation"),
+            results=list(results),
             input_specs={p: self.decisions.sources[v] for p, v in work.inputs.items()},
             output_specs={p: self.decisions.outputs[v] for p, v in work.outputs.items()},
             grad_specs=grad_specs,

@@ -38,8 +38,8 @@ def split_stages(program: RankProgram) -> Stages:
     """The stages of a program, dead nodes left out."""
     nodes = [n for n in program.graph.nodes if n.op == "call_function"]
     by_name = {n.name: n for n in program.graph.nodes}
-    first = [by_name[n] for n in (*program.outputs.values(), *program.mutations.values())]
-    second = [by_name[n] for n in (*program.grads.values(), *program.input_grads.values())]
+    first = [*program.outputs.values(), *program.mutations.values()]
+    second = [*program.grads.values(), *program.input_grads.values()]
     live = _ancestors([*first, *second])
     setup_nodes = [n for n in nodes if n in live and n.meta["constant"]]
     step_nodes = [n for n in nodes if n in live and not n.meta["constant"]]

@@ -1,11 +1,12 @@
 """Redistribution planning: our steps beside DTensor's default and shortest-path planners.
 
-Random (source, target) layouts, seeded, on meshes 8x8, 4x4x4 and 2x4x2x4, for tensors of 2 to 4 dims.
-Every axis of the source independently replicates, cuts a random dim or is a pending sum; the target has
-no pending sums. Axes cut a dim in mesh order, as DTensor's default does ("any order" rows shuffle them).
-Bytes are what one rank receives (most of any rank), each planner's steps counted by the formulae of
-`hyperparallel.layout.steps`; time is one cold call in a warm process, no cache kept between pairs. All
-planners see each pair in turn. Run as `python -m benchmarks.reshard [--pairs N] [--seed N]`.
+Random (source, target) layouts, seeded, on meshes 8x8, 4x4x4 and 2x4x2x4, for tensors of 2 to 4
+dims. Every axis of the source independently replicates, cuts a random dim or is a pending sum; the
+target has no pending sums. Axes cut a dim in mesh order, as DTensor's default does ("any order"
+rows shuffle them). Bytes are what one rank receives (most of any rank), each planner's steps
+counted by the formulae of `hyperparallel.layout.steps`; time is one cold call in a warm process, no
+cache kept between pairs. All planners see each pair in turn. Run as `python -m benchmarks.reshard
+[--pairs N] [--seed N]`.
 """
 
 from __future__ import annotations

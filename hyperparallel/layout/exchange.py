@@ -1,9 +1,10 @@
-"""Exact exchange: which part of whose piece goes to whom, when a tensor changes its cut or its mesh.
+"""Exact exchange: which part of whose piece goes to whom, when a tensor changes its cut or its
+mesh.
 
-Each receiver's new piece is met with the old pieces, per dim and then as a product; of the ranks that
-hold the same old piece, the one standing like the receiver on the other axes sends (so the load is even
-and pending summands are never mixed), across meshes the holders take turns, and what a rank already
-holds comes from itself.
+Each receiver's new piece is met with the old pieces, per dim and then as a product; of the ranks
+that hold the same old piece, the one standing like the receiver on the other axes sends (so the
+load is even and pending summands are never mixed), across meshes the holders take turns, and what a
+rank already holds comes from itself.
 """
 
 from __future__ import annotations

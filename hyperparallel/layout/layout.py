@@ -1,15 +1,15 @@
 """A layout: how one tensor lies over the ranks of a mesh, as one frozen, canonical value.
 
 `Layout((2, 2), ("dp", "tp"))` is a mesh; calling it with one entry per tensor dim gives the layout:
-`None` leaves a dim whole, `"dp"` cuts it, `("dp", "tp")` cuts it nested, first in |dp| pieces and each of
-those in |tp|. One cut of n elements in k makes pieces of ceil(n / k); the last ones are smaller or
-empty. `partial={"tp": "sum"}` says that the value is the sum of what the ranks along tp hold; with
-several such axes the one standing last in the mesh is reduced first, which only matters where the
-operations differ. `tier` is the memory the pieces lie in.
+`None` leaves a dim whole, `"dp"` cuts it, `("dp", "tp")` cuts it nested, first in |dp| pieces and
+each of those in |tp|. One cut of n elements in k makes pieces of ceil(n / k); the last ones are
+smaller or empty. `partial={"tp": "sum"}` says that the value is the sum of what the ranks along tp
+hold; with several such axes the one standing last in the mesh is reduced first, which only matters
+where the operations differ. `tier` is the memory the pieces lie in.
 
-Equal meaning, equal value: axes of size one are dropped, partial axes stand in mesh order, and layouts
-of one mesh object are interned on it, so they compare by identity. Index arithmetic is in `shards.py`,
-text in `text.py`, the way between two layouts in `reshard.py`.
+Equal meaning, equal value: axes of size one are dropped, partial axes stand in mesh order, and
+layouts of one mesh object are interned on it, so they compare by identity. Index arithmetic is in
+`shards.py`, text in `text.py`, the way between two layouts in `reshard.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from hyperparallel.errors import LayoutError, nearest
 from hyperparallel.layout.mesh import Mesh
 
 DimSpec = str | int | Sequence[str] | None
-"""One dim as people write it: None or "None", an axis, axes outermost first, or a paper-style int."""
+"""One dim as people write it: None or "None", an axis, axes outermost first, or a paper-style
+int."""
 
 REDUCTIONS = ("sum", "max", "min", "prod")
 """The operations that can be pending on an axis; each is associative and has a neutral element."""
@@ -58,7 +59,8 @@ class Layout:
         partial: Mapping[str, str] | None = None,
         tier: str = "device",
     ) -> Any:
-        """A mesh from two arguments, a layout from three (ints: i-th axis from the right, -1 none)."""
+        """A mesh from two arguments, a layout from three (ints: i-th axis from the right, -1
+        none)."""
         mesh = Mesh(device_matrix, alias_name, ranks)
         if tensor_map is None:
             return mesh
@@ -199,7 +201,8 @@ class Layout:
     def local_index(
         self, shape: Sequence[int], rank: int, global_index: Sequence[int]
     ) -> tuple[int, ...] | None:
-        """The place of an element of the whole tensor in a rank's piece; None if it is not there."""
+        """The place of an element of the whole tensor in a rank's piece; None if it is not
+        there."""
         from hyperparallel.layout.shards import local_index
 
         return local_index(self, shape, rank, global_index)

@@ -1,8 +1,8 @@
 """A layout seen mesh axis by mesh axis, as DTensor writes placements; torch-free.
 
-DTensor says what each mesh axis does ("shard dim 0", "replicate", "partial sum"); of several axes on
-one dim the one standing first in the mesh cuts first. Layouts that cut in another order have no such
-form and are refused rather than reordered.
+DTensor says what each mesh axis does ("shard dim 0", "replicate", "partial sum"); of several axes
+on one dim the one standing first in the mesh cuts first. Layouts that cut in another order have no
+such form and are refused rather than reordered.
 """
 
 from __future__ import annotations

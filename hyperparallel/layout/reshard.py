@@ -1,9 +1,9 @@
 """From one layout to another: the cheapest explicit steps, on one mesh or across two.
 
-On one mesh the ways of `routes.py` are compared, by the bytes one rank receives (then by the number of
-steps), or by the seconds that the caller's `costs` gives each step. Across meshes: reductions are
-finished on the source, pieces go straight to the ranks that need them (each part once, cut over all
-ranks that will hold the same), and gathers complete it on the target.
+On one mesh the ways of `routes.py` are compared, by the bytes one rank receives (then by the number
+of steps), or by the seconds that the caller's `costs` gives each step. Across meshes: reductions
+are finished on the source, pieces go straight to the ranks that need them (each part once, cut over
+all ranks that will hold the same), and gathers complete it on the target.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from hyperparallel.errors import LayoutError
 from hyperparallel.layout.exchange import most_received, most_sent, pieces
 from hyperparallel.layout.layout import Layout, _intern, build
-from hyperparallel.layout.routes import Task, Way, after, by_op, place, ways
+from hyperparallel.layout.routes import Task, Way, after, by_op, cheapest, place, ways
 from hyperparallel.layout.shards import check_shape
 from hyperparallel.layout.steps import (
     AllGather,
@@ -29,6 +29,7 @@ from hyperparallel.layout.steps import (
     Slice,
     Step,
 )
+from hyperparallel.layout.traffic import Traffic
 
 Costs = Callable[[Step, tuple[int, ...], int], float]
 """Seconds of a step, for a tensor of that global shape and item size in bytes."""
@@ -51,8 +52,8 @@ def reshard(
 ) -> tuple[Step, ...]:
     """The cheapest steps from `src` to `dst` for a tensor of global shape `shape`.
 
-    itemsize: bytes per element; costs: seconds of a step, if not given the bytes that one rank receives
-    are what counts. Raises LayoutError if a layout is for another number of dims.
+    itemsize: bytes per element; costs: seconds of a step, if not given the bytes that one rank
+    receives are what counts. Raises LayoutError if a layout is for another number of dims.
 
     >>> from hyperparallel.layout import Mesh
     >>> mesh = Mesh((2, 2), ("dp", "tp"))
@@ -105,19 +106,18 @@ def _on_one_mesh(
 ) -> tuple[Step, ...]:
     finish, kept = _to_finish(src, dst)
     pend = [(axis, op) for axis, op in dst.partial if axis not in kept]
-    task = Task(src.mesh._sizes, shape, src.dims, dst.dims, finish, src.free_axes)
+    task = Task(Traffic(src.mesh._sizes, shape), src.dims, dst.dims, finish, src.free_axes)
     if costs is None:
-        _, best = min(ways(task), key=lambda way: (way[0], len(way[1])))
-        return _steps(src, dst, best, pend)
-    options = [_steps(src, dst, way, pend) for _, way in ways(task, thorough=True)]
+        return _steps(src, dst, cheapest(task), pend)
+    options = [_steps(src, dst, way, pend) for way in ways(task)]
     return min(options, key=lambda steps: sum(costs(step, shape, itemsize) for step in steps))
 
 
 def _to_finish(src: Layout, dst: Layout) -> tuple[tuple[tuple[str, str], ...], set[str]]:
     """Reductions to be done, in order, and pending axes that stay.
 
-    The axis last in the mesh is reduced first. So one that could stay must go, and come back, when on
-    another before it something is finished or made pending with another operation.
+    The axis last in the mesh is reduced first. So one that could stay must go, and come back, when
+    on another before it something is finished or made pending with another operation.
     """
     if not src.partial:
         return (), set()
@@ -178,7 +178,7 @@ def _spread(layout: Layout, shape: tuple[int, ...], finished: tuple[str, ...]) -
     if not shape:
         return layout.replace(partial=())
     axes = [*layout.free_axes, *finished]
-    task = Task(layout.mesh._sizes, shape, layout.dims, layout.dims, (), ())
+    task = Task(Traffic(layout.mesh._sizes, shape), layout.dims, layout.dims)
     dims = list(layout.dims)
     for dim, more in place(task, dims, axes, []):
         dims[dim] += more

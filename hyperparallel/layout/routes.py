@@ -1,14 +1,16 @@
-"""Ways from one layout to another on one mesh, as cheap tuples with a price, before steps are built.
+"""Ways from one layout to another on one mesh, as cheap tuples with a price, before steps are
+built.
 
-The price is the number of elements one rank receives. Three facts leave a handful of ways to compare,
-where a search over states would visit thousands:
+The price is the number of elements one rank receives. Three facts leave a handful of ways to
+compare, where a search over states would visit thousands:
 
 1. Without pending reductions nothing beats an exact exchange (`traffic.missing`); slices, then one
    all-to-all, then gathers move just as little whenever the orders of the cuts allow them.
-2. A reduction costs in proportion to the piece it is done on, so everything that may shrink the piece
+2. A reduction costs in proportion to the piece it is done on, so everything that may shrink the
+piece
    goes first: cuts that the target wants (in their place, or aside where the order forbids it), and
-   temporary cuts over axes along which ranks hold the same (undone by a gather at the end: with 8 x 8
-   ranks, 4 times fewer bytes than a plain reduce-scatter).
+   temporary cuts over axes along which ranks hold the same (undone by a gather at the end: with 8 x
+   8 ranks, 4 times fewer bytes than a plain reduce-scatter).
 3. An all-reduce is a reduce-scatter and a gather, and is split that way where the gather is free
    because an exchange must follow anyway.
 
@@ -18,46 +20,69 @@ against an exhaustive search. Uneven pieces are priced by the rank that receives
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hyperparallel.layout.traffic import Dims, missing
+from hyperparallel.layout.traffic import Dims, Traffic
 
 Way = tuple[Any, ...]
 """One step to be: (kind, axes, what its step class takes)."""
 
+FORMS = ("best", "exchange", "gather")
+"""How the cut may change once all is reduced: fewest bytes, one exchange, or gathers and slices."""
+
 
 @dataclass(frozen=True)
 class Task:
-    """What a way must do. sizes: of the mesh axes, in mesh order; reduce: (axis, op) to be finished, in
-    the order they must be done; free: axes along which ranks hold the same before."""
+    """What a way must do.
 
-    sizes: Mapping[str, int]
-    shape: tuple[int, ...]
+    traffic: the tensor's prices; reduce: (axis, op) to be finished, in the order they must be done;
+    free: axes along which ranks hold the same before.
+    """
+
+    traffic: Traffic
     src: Dims
     dst: Dims
-    reduce: tuple[tuple[str, str], ...]
-    free: tuple[str, ...]
+    reduce: tuple[tuple[str, str], ...] = ()
+    free: tuple[str, ...] = ()
 
 
-def ways(task: Task, thorough: bool = False) -> Iterator[tuple[int, list[Way]]]:
-    """Priced ways; `thorough` adds ways that are never less bytes but may be less time."""
-    forms = ("exchange", "gather") if thorough else ()
+def cheapest(task: Task) -> list[Way]:
+    """The way with the fewest elements received, among those the one with the fewest steps."""
     if not task.reduce:
-        for form in ("best", *forms):
-            yield _cut(task, task.src, form)
-        return
+        return _cut(task, task.src)[1]
+    best, least = [], (math.inf, 0)
+    arriving = task.traffic.largest(task.dst)
     for early, temporary, scattered in _choices(task):
         price, steps, dims = _reduce(task, early, temporary, scattered)
-        for form in ("best", *forms):
-            rest, last = _cut(task, dims, form)
-            yield price + rest, steps + last
+        # What must still come is at least what the new piece has more than the old one.
+        if price + max(0, arriving - task.traffic.largest(dims)) > least[0]:
+            continue
+        rest, last = _cut(task, dims)
+        score = (price + rest, len(steps) + len(last))
+        if score < least:
+            best, least = steps + last, score
+    return best
+
+
+def ways(task: Task) -> Iterator[list[Way]]:
+    """Every way that some costs may like, also such as are never fewest bytes."""
+    if not task.reduce:
+        for form in FORMS:
+            yield _cut(task, task.src, form)[1]
+        return
+    for early, temporary, scattered in _choices(task):
+        _, steps, dims = _reduce(task, early, temporary, scattered)
+        for form in FORMS:
+            yield steps + _cut(task, dims, form)[1]
 
 
 def _choices(task: Task) -> Iterator[tuple[list[tuple[str, ...]], list[str], list[str]]]:
-    """What to cut before reducing (in place, and where it disturbs least), what to scatter aside."""
-    if not task.shape:
+    """What to cut before reducing (in place, and where it disturbs least), what to scatter
+    aside."""
+    if not task.src:
         yield [], [], []
         return
     wanted = {axis for axes in task.dst for axis in axes}
@@ -88,7 +113,8 @@ def _out_of_order(task: Task, early: list[tuple[str, ...]]) -> list[str]:
 
 
 def _early(task: Task, eager: bool) -> list[tuple[str, ...]]:
-    """Per dim the free axes to cut at once; only those already in their final order unless eager."""
+    """Per dim the free axes to cut at once; only those already in their final order unless
+    eager."""
     found = []
     for have, want in zip(task.src, task.dst, strict=True):
         if eager:
@@ -107,8 +133,8 @@ def _reduce(
 ) -> tuple[int, list[Way], Dims]:
     """Cut, then reduce: the price, the steps, and how the dims are cut afterwards.
 
-    temporary: axes to cut at once wherever they disturb least; scattered: axes to be reduced that end
-    in such places, in pieces, instead of whole.
+    temporary: axes to cut at once wherever they disturb least; scattered: axes to be reduced that
+    end in such places, in pieces, instead of whole.
     """
     dims = [have + new for have, new in zip(task.src, early, strict=True)]
     quiet = [
@@ -131,13 +157,13 @@ def _reduce(
             if end:
                 dims[dim] += end
                 steps.append(("reduce_scatter", end, dim, op))
-                price += (_product(task.sizes, end) - 1) * _largest(task, dims)
+                price += (_product(task.traffic.sizes, end) - 1) * task.traffic.largest(dims)
         ended = {axis for end in ends for axis in end}
-        rest = tuple(axis for axis in task.sizes if axis in axes and axis not in ended)
+        rest = tuple(axis for axis in task.traffic.sizes if axis in axes and axis not in ended)
         if rest:
             steps.append(("all_reduce", rest, op))
-            n = _product(task.sizes, rest)
-            price += 2 * (n - 1) * -(-_largest(task, dims) // n)
+            n = _product(task.traffic.sizes, rest)
+            price += 2 * (n - 1) * -(-task.traffic.largest(dims) // n)
     return price, steps, tuple(dims)
 
 
@@ -157,26 +183,26 @@ def place(
     """Dims for axes that may cut any: all on one that they divide, else each on the longest."""
     if not axes:
         return []
-    left = _lengths(task, dims)
+    left = task.traffic.lengths(dims)
     among = quiet or list(range(len(dims)))
-    count = _product(task.sizes, tuple(axes))
+    count = _product(task.traffic.sizes, tuple(axes))
     best = max(among, key=lambda dim: (left[dim] % count == 0, left[dim]))
     if left[best] % count == 0:
         return [(best, tuple(axes))]
     found: dict[int, tuple[str, ...]] = {}
     for axis in axes:
-        size = task.sizes[axis]
+        size = task.traffic.sizes[axis]
         best = max(among, key=lambda dim: (left[dim] % size == 0, left[dim]))
         left[best] = -(-left[best] // size)
         found[best] = (*found.get(best, ()), axis)
     return list(found.items())
 
 
-def _cut(task: Task, src: Dims, form: str) -> tuple[int, list[Way]]:
+def _cut(task: Task, src: Dims, form: str = "best") -> tuple[int, list[Way]]:
     """From one cut to another with nothing to reduce; form: best, or always exchange, or gather."""
     if src == task.dst:
         return 0, []
-    least = missing(task.sizes, src, task.dst, task.shape)
+    least = task.traffic.missing(src, task.dst)
     steps = None if form == "exchange" else _collectives(task, src)
     if steps is None and form == "gather":
         steps = _gather_all(src, task.dst)
@@ -185,7 +211,7 @@ def _cut(task: Task, src: Dims, form: str) -> tuple[int, list[Way]]:
         if price <= least or form == "gather":
             return price, steps
     leaving = {axis for have, want in zip(src, task.dst, strict=True) for axis in _rest(have, want)}
-    axes = tuple(axis for axis in task.sizes if axis in leaving)
+    axes = tuple(axis for axis in task.traffic.sizes if axis in leaving)
     return least, [("permute", axes, task.dst)]
 
 
@@ -203,13 +229,13 @@ def _collectives(task: Task, src: Dims) -> list[Way] | None:
             return None
         if new:
             fresh, moved = _run(new, cut)
-            if moved and moved_to or any(axis not in cut for axis in moved):
+            if (moved and moved_to) or any(axis not in cut for axis in moved):
                 return None
             slices += [("slice", fresh, dim)] if fresh else []
             moved_to = (dim, moved) if moved else moved_to
         if old:
             gone, moved = _run(old, wanted)
-            if moved and moved_from or any(axis not in wanted for axis in moved):
+            if (moved and moved_from) or any(axis not in wanted for axis in moved):
                 return None
             gathers += [("all_gather", gone, dim)] if gone else []
             moved_from = (dim, moved) if moved else moved_from
@@ -233,12 +259,12 @@ def _gather_all(src: Dims, dst: Dims) -> list[Way]:
 
 def _priced(task: Task, src: Dims, steps: list[Way]) -> int:
     if len(steps) == 1:
-        return missing(task.sizes, src, task.dst, task.shape)
+        return task.traffic.missing(src, task.dst)
     price, now = 0, src
     for step in steps:
         then = after(now, step)
         if step[0] != "slice":
-            price += missing(task.sizes, now, then, task.shape)
+            price += task.traffic.missing(now, then)
         now = then
     return price
 
@@ -278,22 +304,6 @@ def _run(axes: tuple[str, ...], known: set[str]) -> tuple[tuple[str, ...], tuple
     while first < len(axes) and axes[first] not in known:
         first += 1
     return axes[:first], axes[first:]
-
-
-def _lengths(task: Task, dims: list[tuple[str, ...]]) -> list[int]:
-    found = []
-    for size, axes in zip(task.shape, dims, strict=True):
-        for axis in axes:
-            size = -(-size // task.sizes[axis])
-        found.append(size)
-    return found
-
-
-def _largest(task: Task, dims: list[tuple[str, ...]]) -> int:
-    product = 1
-    for length in _lengths(task, dims):
-        product *= length
-    return product
 
 
 def _product(sizes: Mapping[str, int], axes: tuple[str, ...]) -> int:

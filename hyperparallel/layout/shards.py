@@ -1,8 +1,9 @@
 """Which elements a rank holds: global indices of a layout's pieces, and back.
 
-One cut of the interval [0, n) in k pieces has borders min(i * ceil(n / k), n), as `torch.chunk` has; a
-dim cut by several axes is cut again and again inside the piece. Pieces of one layout therefore tile the
-tensor exactly, whatever divides whatever, and empty pieces lie at the end of the piece they came from.
+One cut of the interval [0, n) in k pieces has borders min(i * ceil(n / k), n), as `torch.chunk`
+has; a dim cut by several axes is cut again and again inside the piece. Pieces of one layout
+therefore tile the tensor exactly, whatever divides whatever, and empty pieces lie at the end of the
+piece they came from.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def global_index(
     if len(local_index) != len(local) or any(
         not 0 <= i < size for i, size in zip(local_index, local, strict=True)
     ):
-        raise LayoutError("local_index", tuple(local_index), f"an index into {local} on rank {rank}")
+        raise LayoutError(
+            "local_index", tuple(local_index), f"an index into {local} on rank {rank}"
+        )
     return tuple(start + i for (start, _), i in zip(spans, local_index, strict=True))
 
 

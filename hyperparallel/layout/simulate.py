@@ -1,8 +1,9 @@
 """Steps carried out on numpy arrays, all ranks at once, exactly as the collectives would.
 
-The check of every plan, and the ground under certificates: cut a known tensor by the first layout (a
-pending reduction gets random summands), do each step group by group, and see that every rank holds what
-the last layout says. Only what a rank would really hold is used; no step looks at the whole tensor.
+The check of every plan, and the ground under certificates: cut a known tensor by the first layout
+(a pending reduction gets random summands), do each step group by group, and see that every rank
+holds what the last layout says. Only what a rank would really hold is used; no step looks at the
+whole tensor.
 """
 
 from __future__ import annotations
@@ -171,9 +172,7 @@ def _inside(step: Step, shape: tuple[int, ...], rank: int) -> tuple[slice, ...]:
     )
 
 
-def _exchange(
-    dst: Layout, pieces: Sequence[Piece], held: Held, shape: tuple[int, ...]
-) -> Held:
+def _exchange(dst: Layout, pieces: Sequence[Piece], held: Held, shape: tuple[int, ...]) -> Held:
     dtype = next(iter(held.values())).dtype
     done = {rank: np.full(dst.local_shape(shape, rank), -77, dtype) for rank in dst.mesh.ranks}
     for piece in pieces:

@@ -1,14 +1,17 @@
-"""The steps that carry a tensor from one layout to another, each one collective or one local change.
+"""The steps that carry a tensor from one layout to another, each one collective or one local
+change.
 
-Every step names the axes of its groups (outermost first), the layouts before and after it, and says how
-many bytes one rank receives (the maximum over ranks). With n ranks in a group and pieces that divide:
+Every step names the axes of its groups (outermost first), the layouts before and after it, and says
+how many bytes one rank receives (the maximum over ranks). With n ranks in a group and pieces that
+divide:
 
     Slice, Pend, Move   0                     AllGather       (n-1)/n of the piece after it
     AllReduce           2(n-1)/n of a piece   ReduceScatter   (n-1)/n of the piece before it
     AllToAll            (n-1)/n of a piece    Permute, SendRecv   what a rank needs and has not got
 
-Uneven and empty pieces are counted exactly, by the rank that receives most. What the collectives do to
-arrays is `simulate.py`; who sends what in the last two is `exchange.py`; choosing steps is `reshard.py`.
+Uneven and empty pieces are counted exactly, by the rank that receives most. What the collectives do
+to arrays is `simulate.py`; who sends what in the last two is `exchange.py`; choosing steps is
+`reshard.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ class Step:
         return math.prod(self.src.mesh.axis_size(axis) for axis in self.axes)
 
     def num_elements(self, shape: Sequence[int]) -> int:
-        """Elements that one rank receives, of a tensor of global shape `shape`; the most of any rank."""
+        """Elements that one rank receives, of a tensor of global shape `shape`; the most of any
+        rank."""
         mesh = self.src.mesh
         return missing(mesh._sizes, self.src.dims, self.dst.dims, tuple(shape))
 
@@ -114,20 +118,23 @@ class AllToAll(Step):
 
 @dataclass(frozen=True)
 class Permute(Step):
-    """Every rank fetches exactly what it needs and has not got, from ranks that differ along `axes`.
+    """Every rank fetches exactly what it needs and has not got, from ranks that differ along
+    `axes`.
 
     Covers order changes on one dim, exchanges of axes between dims, and every cut that no single
     collective can make without moving more bytes.
     """
 
     def pieces(self, shape: Sequence[int]) -> tuple[Piece, ...]:
-        """Who sends which part of its piece to whom; pieces from a rank to itself are local copies."""
+        """Who sends which part of its piece to whom; pieces from a rank to itself are local
+        copies."""
         return pieces(self.src, self.dst, shape)
 
 
 @dataclass(frozen=True)
 class Pend(Step):
-    """A whole value becomes pending over `axes`: kept on index 0, the neutral element of `op` elsewhere."""
+    """A whole value becomes pending over `axes`: kept on index 0, the neutral element of `op`
+    elsewhere."""
 
     op: str
 
@@ -150,7 +157,8 @@ class SendRecv(Step):
     """The tensor goes from the ranks of one mesh to those of another; `axes` is empty."""
 
     def pieces(self, shape: Sequence[int]) -> tuple[Piece, ...]:
-        """Who sends which part of its piece to whom; pieces from a rank to itself are local copies."""
+        """Who sends which part of its piece to whom; pieces from a rank to itself are local
+        copies."""
         return pieces(self.src, self.dst, shape)
 
     def num_elements(self, shape: Sequence[int]) -> int:

@@ -1,8 +1,8 @@
 """Layouts as text, written the way a person writes them in Python, and read back.
 
-`Layout((2, 2), ("dp", "tp"), ranks=(0, 2, 1, 3))("dp", None, partial={"tp": "sum"}, tier="host")`: what is
-the default (ranks in order, nothing partial, tier "device") is left out. Reading accepts every spelling
-that building accepts, literals only: nothing is evaluated.
+`Layout((2, 2), ("dp", "tp"), ranks=(0, 2, 1, 3))("dp", None, partial={"tp": "sum"}, tier="host")`:
+what is the default (ranks in order, nothing partial, tier "device") is left out. Reading accepts
+every spelling that building accepts, literals only: nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -67,10 +67,8 @@ def _literals(
 ) -> tuple[list[Any], dict[str, Any]]:
     if (
         not isinstance(tree, ast.Call)
-        or (not isinstance(tree.func, ast.Name)
-        and not isinstance(tree.func, ast.Call))
-        or (isinstance(tree.func, ast.Name)
-        and tree.func.id not in ("Layout", "Mesh"))
+        or (not isinstance(tree.func, ast.Name) and not isinstance(tree.func, ast.Call))
+        or (isinstance(tree.func, ast.Name) and tree.func.id not in ("Layout", "Mesh"))
         or any(keyword.arg not in allowed for keyword in tree.keywords)
     ):
         raise LayoutError("layout", text, _FORM)

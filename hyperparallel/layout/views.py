@@ -1,7 +1,8 @@
-"""Other meshes over the ranks of a mesh: a part of it, an axis split in several, axes joined to one.
+"""Other meshes over the ranks of a mesh: a part of it, an axis split in several, axes joined to
+one.
 
-All three permute or select the explicit rank list, so they hold for every mesh, slices of slices and
-permuted lists included. `Mesh.slice`, `.split` and `.flatten` are the public forms.
+All three permute or select the explicit rank list, so they hold for every mesh, slices of slices
+and permuted lists included. `Mesh.slice`, `.split` and `.flatten` are the public forms.
 """
 
 from __future__ import annotations

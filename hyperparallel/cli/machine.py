@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperparallel.plan.words import bytes_words
+from hyperparallel.runtime.host import usable_cores
 
 # Tensors shared between local processes lie in /dev/shm, which containers often cap at 64 MB.
 SMALL_SHARED_BYTES = 256_000_000
@@ -43,16 +44,16 @@ def findings() -> list[Finding]:
 
 
 def num_cores() -> int:
-    """Cores this process may use: its affinity, or the container's share where that is smaller.
+    """Cores this process may keep busy: its own, or the container's share where that is smaller.
 
     >>> num_cores() >= 1
     True
     """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    allowed = usable_cores()
     quota = _cgroup("cpu.max")
     if quota and quota[0] != "max":
-        return max(1, min(allowed or 1, int(int(quota[0]) / int(quota[1]))))
-    return allowed or 1
+        return max(1, min(allowed, int(quota[0]) // int(quota[1])))
+    return allowed
 
 
 def _cgroup(name: str) -> list[str]:

@@ -1,11 +1,29 @@
-"""What commands read from their arguments: a mesh, and `key=value` overrides."""
+"""The arguments that commands share, and how a mesh and `key=value` words are read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from hyperparallel.errors import UserError
 from hyperparallel.layout import Mesh
+
+MODEL_HELP = "Recipe, folder with a Hugging Face config.json, or module:function."
+Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
+Fields = Annotated[
+    list[str] | None,
+    typer.Argument(help="Fields of the run's config: batch_size=16 lr=3e-4.", metavar="KEY=VALUE"),
+]
+MeshText = Annotated[
+    str | None, typer.Option("--mesh", help="Axes and sizes, outermost first: dp=2,tp=2.")
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option("--plan", help="Plan file (YAML) of declared layouts; none: the recipe's own."),
+]
 
 
 def parse_mesh(text: str) -> Mesh:

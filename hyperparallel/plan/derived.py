@@ -229,7 +229,7 @@ def _param_lines(param: ParamLayout) -> list[str]:
     lines = [f"{param.name} {list(param.shape)} {param.dtype}", f"  stored: {stored}"]
     if used != stored:
         lines.append(f"  used: {used}")
-    return [*lines, f"  {'declared' if param.declared else 'derived'}: {param.reason}"]
+    return [*lines, f"  why: {param.reason}"]
 
 
 def _hash(text: str) -> str:

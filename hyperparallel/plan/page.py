@@ -93,12 +93,12 @@ def _parameter(row: ParameterRow, colours: Mapping[str, str]) -> str:
     if len(row.names) > 1:
         every = "<br>".join(escape(each) for each in row.names)
         name = f"<details><summary>{name}</summary>{every}</details>"
-    said = "declared" if row.declared else "derived"
+    reason = escape(row.reason)
     return (
         f'<tr><td class="name">{name}</td><td class="name shape">{list(row.shape)}</td>'
         f'<td><span class="swatch {colours[row.stored]}" style="display:inline-block"></span> '
         f'{escape(row.layout)}</td><td class="number">{bytes_words(row.rank_bytes)}</td>'
-        f"<td><b>{said}</b>: {escape(row.reason)}</td></tr>"
+        f"<td>{f'<b>{reason}</b>' if row.declared else reason}</td></tr>"
     )
 
 

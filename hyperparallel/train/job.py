@@ -1,4 +1,4 @@
-"""A whole training run as one value, what each rank does with it, and the single-device run beside it.
+"""A whole training run as one value, and what each rank (or one device alone) does with it.
 
 The launcher hands the same `Job` to every rank. A rank builds the model from the seed, so all ranks
 (and the single-device check) start from the same weights, makes a `TrainStep` under the plan, and
@@ -31,8 +31,8 @@ from hyperparallel.train.tokens import open_tokens
 class Job:
     """What every rank needs to know.
 
-    model: builds the module; called after seeding, under the run's default dtype. tokens: the token
-    file, made before ranks start. show: called on rank 0 with what was derived, before the first step.
+    model: builds the module; called after seeding. tokens: the token file, made before ranks start.
+    show: called on rank 0 with what was derived, before the first step.
     """
 
     config: TrainConfig

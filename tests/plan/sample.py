@@ -22,7 +22,7 @@ WEIGHTS = {
 def _param(name: str, shape: tuple[int, ...], dims: tuple[str | None, ...]) -> ParamLayout:
     layout = MESH(*dims)
     declared = name.endswith("down_proj.weight")
-    reason = "plan entry '*.down_proj.weight'" if declared else "cheapest for its neighbours"
+    reason = "declared by '*.down_proj.weight'" if declared else "derived: costs least"
     return ParamLayout(name, shape, "float32", layout, layout, declared, reason)
 
 
@@ -46,7 +46,7 @@ def llama(num_layers: int = 8) -> Derived:
                                   str(MESH("dp", "tp"))))
     params.append(_param("model.norm.weight", (256,), (None,)))
     params.append(ParamLayout("lm_head.weight", (4096, 256), "bfloat16", MESH(("tp", "dp"), None),
-                              MESH("tp", None), True, "cut on dp, gathered at use"))
+                              MESH("tp", None), True, "declared: cut on dp, gathered at use"))
     moves.append(Communication("all_gather", ("dp",), 1048576, "update", "lm_head.weight",
                                "lm_head", "stored cut on dp"))
     return Derived(

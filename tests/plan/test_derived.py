@@ -56,7 +56,7 @@ def test_rank_bytes_count_the_fullest_rank() -> None:
 def test_explain_says_layout_reason_and_communication() -> None:
     said = llama().explain("model.layers.3.mlp.down_proj.weight")
     assert "dim 1 in 2 by tp" in said
-    assert "declared: plan entry '*.down_proj.weight'" in said
+    assert "why: declared by '*.down_proj.weight'" in said
     assert "all_reduce over tp" in said and "524 kB" in said
 
 

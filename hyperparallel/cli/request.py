@@ -1,0 +1,92 @@
+"""What `train`, `plan` and `show` are asked for: a recipe, its config and the plan, all read here.
+
+Of the mesh and the plan, the plan file wins where only it is given; where both are given they must
+agree. Without either, all ranks are one `dp` axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyperparallel.cli.options import parse_mesh, parse_overrides
+from hyperparallel.errors import UserError
+from hyperparallel.layout import Mesh
+from hyperparallel.plan.derived import Derived
+from hyperparallel.plan.plan import Plan
+from hyperparallel.recipes import Recipe, find
+
+if TYPE_CHECKING:
+    from hyperparallel.train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Request:
+    """A recipe with everything about its run settled."""
+
+    recipe: Recipe
+    config: TrainConfig
+    plan: Plan
+
+
+def read_request(
+    model: str,
+    *,
+    mesh: str | None,
+    plan: Path | None,
+    overrides: Sequence[str],
+    devices: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Request:
+    """Settle a request from a command's arguments; `UserError` for what does not fit together."""
+    recipe = find(model)
+    settled = settle_plan(recipe, mesh, plan, devices)
+    from hyperparallel.train.config import make_config
+
+    given = {key: value for key, value in (options or {}).items() if value is not None}
+    written = parse_overrides(overrides)
+    for key in given.keys() & written.keys():
+        raise UserError("override", f"{key}={written[key]}", f"{key} only once")
+    return Request(recipe, make_config({**recipe.fields, **given, **written}), settled)
+
+
+def settle_plan(
+    recipe: Recipe, mesh: str | None, plan: Path | None, devices: int | None
+) -> Plan:
+    """The plan that a mesh, a plan file and a number of devices mean together."""
+    wanted = parse_mesh(mesh) if mesh else None
+    if plan is not None:
+        settled = Plan.load(plan)
+        if wanted is not None and settled.mesh != wanted:
+            raise UserError("--mesh", mesh, f"the mesh of {plan}: {settled.mesh}", "no --mesh")
+    else:
+        settled = recipe.declare(wanted or Mesh((devices or 1,), ("dp",)))
+    if devices is not None and settled.mesh.size != devices:
+        allowed = f"the {settled.mesh.size} ranks of {settled.mesh}"
+        raise UserError("--devices", devices, allowed, f"--devices {settled.mesh.size}")
+    return settled
+
+
+def derive_request(request: Request) -> Derived:
+    """Derive a request's plan on a model without memory; needs torch but no device."""
+    import torch
+
+    from hyperparallel.graph.derive import derive
+
+    config = request.config
+    with torch.device("meta"):
+        model = request.recipe.model(config).to(getattr(torch, config.dtype))
+    tokens = torch.zeros((config.batch_size, config.seq_len), dtype=torch.int64)
+    batch = {"input_ids": tokens, "labels": tokens}
+    return derive(model, request.plan, (), batch, outputs=("loss",))
+
+
+def write_text(path: Path, text: str, option: str) -> None:
+    """Write a file that the user asked for; `UserError` where that is not possible."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(option, str(path), f"a path that can be written ({error})") from None

@@ -1,0 +1,54 @@
+"""`hyperparallel show`: layouts and collectives of a model or a saved plan, as tables or a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hyperparallel.cli.options import MODEL_HELP, Fields, MeshText, PlanFile
+
+if TYPE_CHECKING:
+    from hyperparallel.plan.derived import Derived
+
+
+def show(
+    model: Annotated[str, typer.Argument(help=f"{MODEL_HELP} Or a plan saved as .json.")],
+    fields: Fields = None,
+    mesh: MeshText = None,
+    plan: PlanFile = None,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
+    explain: Annotated[
+        str | None, typer.Option(help="Say why this parameter, input or value lies as it does.")
+    ] = None,
+) -> None:
+    """Draw the layouts of a model: tables here, or a page with its block diagram."""
+    from hyperparallel.cli.request import derive_request, read_request, write_text
+
+    if model.endswith(".json"):
+        derived, title = _read(Path(model)), Path(model).stem
+    else:
+        request = read_request(model, mesh=mesh, plan=plan, overrides=fields or [])
+        derived, title = derive_request(request), request.recipe.name
+    if explain is not None:
+        typer.echo(derived.explain(explain))
+    if html is not None:
+        from hyperparallel.plan.page import html_page
+
+        write_text(html, html_page(derived, title), "--html")
+        typer.echo(f"saved {html}")
+    if html is None and explain is None:
+        from hyperparallel.cli.tables import print_derived
+
+        print_derived(derived)
+
+
+def _read(path: Path) -> Derived:
+    from hyperparallel.errors import UserError
+    from hyperparallel.plan.derived import Derived
+
+    try:
+        return Derived.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("plan", str(path), f"a readable file ({error})") from None

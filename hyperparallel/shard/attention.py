@@ -96,8 +96,11 @@ class _Sides:
         )
 
 
-def _forward(dropout_at: int, causal_at: int) -> Builder:
-    """(q, k, v, [bias], dropout, causal) -> out, log-sum-exp, what the kernel keeps for itself."""
+def _forward(dropout_at: int, causal_at: int, weights: bool = False) -> Builder:
+    """(q, k, v, [bias], dropout, causal) -> out, log-sum-exp, what the kernel keeps for itself.
+
+    weights: the second result is the attention weights, b h s t.
+    """
 
     def build(op: Op, values: Values) -> Rule:
         shapes = in_shapes(op, values)
@@ -109,12 +112,14 @@ def _forward(dropout_at: int, causal_at: int) -> Builder:
         results = out_shapes(op, values)
         outputs: list[Dims | None] = [sides.out]
         for shape in results[1:2]:
-            outputs.append(None if shape is None else sides.statistics(shape))
+            rows = sides.bias if weights else sides.statistics
+            outputs.append(None if shape is None else rows(shape))
         outputs += [
             None if s is None else sides.opaque(s, f"z{i}_") for i, s in enumerate(results[2:])
         ]
-        # Linear in v alone: softmax(q k) v. Not with dropout, which draws per rank.
-        return sides.rule(inputs, outputs, () if dropout else ((2,),), kept=len(results) > 2)
+        # softmax(q k) v is linear in v alone; the statistics are not, if anybody wants them.
+        linear = ((2,),) if not dropout and not any(op.outputs[1:]) else ()
+        return sides.rule(inputs, outputs, linear, kept=len(results) > 2)
 
     return build
 
@@ -169,7 +174,7 @@ RULES: dict[str, Builder] = {
     "aten._scaled_dot_product_efficient_attention": _forward(5, 6),
     "aten._scaled_dot_product_cudnn_attention": _forward(5, 6),
     "aten._scaled_dot_product_fused_attention_overrideable": _forward(4, 5),
-    "aten._scaled_dot_product_attention_math": _forward(4, 5),
+    "aten._scaled_dot_product_attention_math": _forward(4, 5, weights=True),
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": _backward(
         "gqkvol", 6, 7, mask_last=True
     ),

@@ -37,7 +37,9 @@ def _nll(op: Op, values: Values) -> Rule:
     inside = dict.fromkeys(sizes, 4.0 if reduction != NONE else 0.0)
     if reduction == NONE and "c" in sizes:
         inside["c"] = 2.0
-    return Rule(inputs, outputs, sizes, empty_of(sizes), linear=((0,),), inside=inside)
+    # The loss is linear in the scores; the total weight, if anybody wants it, is not.
+    linear: Groups = () if any(op.outputs[1:]) else ((0,),)
+    return Rule(inputs, outputs, sizes, empty_of(sizes), linear=linear, inside=inside)
 
 
 def _nll_backward(op: Op, values: Values) -> Rule:

@@ -154,6 +154,7 @@ RULES: dict[str, Builder] = {
     **_table(groups((0, 1), (0, 2)), "addcmul"),
     **_table(groups((0, 1)), "addcdiv lerp complex"),
     **_table(groups((1,)), "copy"),
+    **_table(never, "max.other min.other"),
     **_table(
         never,
         """abs absolute exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square sin cos tan

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hyperparallel.graph.passes.local_op import LocalOp, only_if
+from hyperparallel.graph.passes.local_op import LocalOp, contiguous, only_if
 
 Form = Callable[[LocalOp], tuple[Any, ...]]
 
@@ -38,7 +38,7 @@ def _convolution(local: LocalOp) -> tuple[Any, ...]:
     if lost and not local.first(lost):
         args[2] = None
     args[8] = _groups(local, args[8])
-    return local.call(tuple(args))
+    return local.call_guarded(tuple(args))
 
 
 def _convolution_backward(local: LocalOp) -> tuple[Any, ...]:
@@ -52,7 +52,7 @@ def _convolution_backward(local: LocalOp) -> tuple[Any, ...]:
     if args[3] is not None:
         args[3] = [local.shape(local.rule.inputs[0])[1]]
     args[9] = _groups(local, args[9])
-    results = local.call(tuple(args))
+    results = local.call_guarded(tuple(args))
     if results[2] is not None and "c" in local.pieces:
         results = (*results[:2], local.emit(only_if, results[2], local.first("c")))
     return results
@@ -72,7 +72,10 @@ def _group_norm(counts_at: int) -> Form:
         rows, channels = local.shape(local.rule.inputs[0])[:2]
         args[counts_at : counts_at + 2] = rows, channels
         args[counts_at + 3] = _groups(local, args[counts_at + 3])
-        return local.call(tuple(args))
+        # The kernels want contiguous operands; the backward gives wrong results without a word.
+        for i in range(4 if counts_at == 5 else 1):
+            args[i] = local.emit(contiguous, args[i])
+        return local.call_guarded(tuple(args))
 
     return form
 

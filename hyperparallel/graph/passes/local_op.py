@@ -11,7 +11,7 @@ local form reduced them; any other leaves a pending `rule.reduce`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -120,6 +120,23 @@ class LocalOp:
         )
         return self.unpack(call) if _returns_many(self.target) else (call,)
 
+    def call_guarded(
+        self,
+        args: tuple[Any, ...] | None = None,
+        dtypes: Mapping[int, torch.dtype | None] | None = None,
+    ) -> tuple[Any, ...]:
+        """`call` for a kernel that cannot stand empty operands.
+
+        dtypes: of results unlike the operands, by number; None for single precision at least.
+        """
+        args = self.args if args is None else args
+        if not self.pieces:
+            return self.call(args)
+        shapes = [None if dims is None else list(self.shape(dims)) for dims in self.rule.outputs]
+        kinds = dict(dtypes or {})
+        call = self.emit(unless_empty, self.target, shapes, kinds, *args, **self.kwargs)
+        return self.unpack(call) if _returns_many(self.target) else (call,)
+
     def unpack(self, call: Any) -> tuple[Any, ...]:
         """The results of an emitted call that returns several, None where one is not used."""
         return tuple(
@@ -161,3 +178,31 @@ def _returns_many(target: Callable[..., Any]) -> bool:
 def only_if(x: torch.Tensor, keep: bool) -> torch.Tensor:
     """x, or zeros in its place: for a summand that only one rank may add to a pending sum."""
     return x if keep else torch.zeros_like(x)
+
+
+def unless_empty(
+    target: Callable[..., Any],
+    shapes: Sequence[Sequence[int] | None],
+    dtypes: Mapping[int, torch.dtype | None],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """The results of `target`, or zeros of these shapes if one of the first two operands is empty.
+
+    dtypes: of results unlike the operands, by number; None for single precision at least.
+    """
+    first = [x for x in args[:2] if isinstance(x, torch.Tensor)]
+    if all(x.numel() for x in first):
+        return target(*args, **kwargs)
+    own = first[0].dtype
+    wide = torch.promote_types(own, torch.float32)
+    results = tuple(
+        None if shape is None else first[0].new_zeros(shape, dtype=dtypes.get(i, own) or wide)
+        for i, shape in enumerate(shapes)
+    )
+    return results if _returns_many(target) else results[0]
+
+
+def contiguous(x: torch.Tensor) -> torch.Tensor:
+    """x itself if it is contiguous, else a copy that is."""
+    return x.contiguous()

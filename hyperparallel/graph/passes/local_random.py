@@ -45,8 +45,11 @@ def _drawn_like(local: LocalOp) -> tuple[Any, ...]:
 def _dropout(local: LocalOp) -> tuple[Any, ...]:
     """native_dropout(input, p, train) -> out, mask: the same kernel draws, on a stand-in."""
     x, p, train = local.args
-    if not local.pieces or train is False:
+    if not local.pieces:
         return local.call()
+    if train is False:
+        mask = local.emit(aten.ones_like.default, x, dtype=torch.bool)
+        return local.emit(aten.clone.default, x), mask
     whole = local.emit(stand_in, x, local.global_shape(local.output_dims()))
     drawn = local.emit(local.target, whole, p, train)
     mask = local.keep_piece(local.emit(operator.getitem, drawn, 1))

@@ -197,7 +197,7 @@ def _log_sum_exp(local: LocalOp) -> tuple[Any, ...]:
 
 
 FORMS: dict[str, Form] = {
-    "aten.mean": _mean(None, 2),
+    "aten.mean.default": _mean(None, 2),
     "aten.mean.dim": _mean(1, 2),
     "aten.amax": _extreme(1, True),
     "aten.amin": _extreme(1, False),

@@ -178,9 +178,4 @@ FORMS: dict[str, Form] = {
     "aten.eye": _cut_from_whole,
     "aten.tril": _triangle,
     "aten.triu": _triangle,
-    "aten.upsample_bicubic2d_backward": _sized(2),
-    "aten.upsample_bilinear2d_backward": _sized(2),
-    "aten._upsample_bicubic2d_aa_backward": _sized(2),
-    "aten._upsample_bilinear2d_aa_backward": _sized(2),
-    "aten.upsample_nearest2d_backward": _sized(2),
 }

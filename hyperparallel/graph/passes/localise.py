@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hyperparallel.graph.passes import (
+    local_fragile,
     local_index,
     local_loss,
     local_matmul,
@@ -25,7 +26,8 @@ from hyperparallel.graph.passes.local_op import LocalOp, Piece
 LocalForm = Callable[[LocalOp], tuple[Any, ...]]
 
 _ROOMS = (
-    local_view, local_matmul, local_reduction, local_softmax, local_loss, local_index, local_random
+    local_view, local_matmul, local_reduction, local_softmax, local_loss, local_index, local_random,
+    local_fragile,
 )  # fmt: skip
 _TABLE: dict[str, LocalForm] = {name: form for room in _ROOMS for name, form in room.FORMS.items()}
 

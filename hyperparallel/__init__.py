@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hyperparallel.graph.capture import Captured, capture
     from hyperparallel.layout import Layout, Mesh
     from hyperparallel.plan import Plan
-    from hyperparallel.runtime import TrainStep, derive, local_region, parallelize
+    from hyperparallel.runtime import TrainStep, certify, derive, launch, parallelize
 
 __version__ = "0.1.0"
 
@@ -30,8 +30,9 @@ __all__ = [
     "UserError",
     "__version__",
     "capture",
+    "certify",
     "derive",
-    "local_region",
+    "launch",
     "parallelize",
 ]
 
@@ -42,8 +43,9 @@ _LATE = {
     "Mesh": "hyperparallel.layout",
     "Plan": "hyperparallel.plan",
     "TrainStep": "hyperparallel.runtime",
+    "certify": "hyperparallel.runtime",
     "derive": "hyperparallel.runtime",
-    "local_region": "hyperparallel.runtime",
+    "launch": "hyperparallel.runtime",
     "parallelize": "hyperparallel.runtime",
 }
 """Public name -> the module it is loaded from on first use."""

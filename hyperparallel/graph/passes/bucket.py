@@ -63,7 +63,9 @@ def _joinable(node: fx.Node, largest_bytes: int) -> bool:
 
 
 def _bytes(node: fx.Node) -> int:
-    return math.prod(node.meta["shape"]) * node.meta["itemsize"]
+    """What the fullest rank moves: pieces may be uneven, but every rank must join the same starts."""
+    moved: int = node.meta["transfer"].num_bytes
+    return moved
 
 
 def _first_use(start: fx.Node, order: dict[fx.Node, int]) -> float:

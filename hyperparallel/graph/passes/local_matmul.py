@@ -1,7 +1,7 @@
 """Local forms of products with a bias, and of convolutions and group norms with local group counts.
 
-With the contracted factor cut every rank computes a summand of the result, and the bias is part of one
-summand only: the first piece's.
+With the contracted factor cut every rank computes a summand of the result, and the bias is part of
+one summand only: the first piece's.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def _convolution(local: LocalOp) -> tuple[Any, ...]:
     """(input, weight, bias?, stride, padding, dilation, transposed, output_padding, groups)"""
     args = list(local.args)
     lost = local.lost()
-    if lost and not local.first(lost):
-        args[2] = None
+    if lost and args[2] is not None:  # on every rank, so that programs stay alike
+        args[2] = local.emit(only_if, args[2], local.first(lost))
     args[8] = _groups(local, args[8])
     return local.call_guarded(tuple(args))
 

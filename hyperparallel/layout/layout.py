@@ -222,18 +222,19 @@ class Layout:
 
 def build(mesh: Mesh, dims: Sequence[DimSpec], partial: Mapping[str, str], tier: str) -> Layout:
     """The one layout that these arguments mean, interned on its mesh object."""
-    key = (tuple(d if d is None or isinstance(d, str | int) else tuple(d) for d in dims), tier)
     try:
-        full_key = (key, tuple(partial.items())) if partial else key
-        found = mesh._layouts.get(full_key)
-    except TypeError:
-        raise LayoutError("tensor_map", key[0], "axis names, tuples of them, or None") from None
+        given = tuple(d if d is None or isinstance(d, str | int) else tuple(d) for d in dims)
+        key = (given, tier, tuple(partial.items()))
+        found = mesh._layouts.get(key)
+    except (TypeError, AttributeError):
+        allowed = "axis names, tuples of them, or None; partial: a dict from axis to operation"
+        raise LayoutError("tensor_map", (*dims, partial), allowed) from None
     if found is None:
-        clean = _clean_dims(mesh, key[0])
+        clean = _clean_dims(mesh, given)
         pending = _clean_partial(mesh, partial, clean)
         _check_tier(tier)
         found = _intern(mesh, clean, pending, tier)
-        mesh._layouts[full_key] = found
+        mesh._layouts[key] = found
     return found
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from hyperparallel.errors import LayoutError
-from hyperparallel.layout.exchange import most_received, most_sent, pieces
+from hyperparallel.layout.exchange import most_received, most_sent
 from hyperparallel.layout.layout import Layout, _intern, build
 from hyperparallel.layout.routes import Task, Way, after, by_op, cheapest, place, ways
 from hyperparallel.layout.shards import check_shape
@@ -170,7 +170,7 @@ def _across(
         options.append(steps)
     if costs is not None:
         return min(options, key=lambda steps: sum(costs(step, shape, itemsize) for step in steps))
-    return min(options, key=lambda steps: (sum(_busiest(s, shape) for s in steps), len(steps)))
+    return min(options, key=lambda steps: _load(steps, shape))
 
 
 def _spread(layout: Layout, shape: tuple[int, ...], finished: tuple[str, ...]) -> Layout:
@@ -185,9 +185,14 @@ def _spread(layout: Layout, shape: tuple[int, ...], finished: tuple[str, ...]) -
     return build(layout.mesh, dims, {}, layout.tier)
 
 
-def _busiest(step: Step, shape: tuple[int, ...]) -> int:
-    """Elements that a rank receives or, between meshes, sends."""
-    if not isinstance(step, SendRecv):
-        return step.num_elements(shape)
-    found = pieces(step.src, step.dst, shape)
-    return max(most_received(found), most_sent(found))
+def _load(steps: Sequence[Step], shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Elements that a rank receives or, between meshes, sends; all that cross; number of steps."""
+    busiest = crossing = 0
+    for step in steps:
+        if isinstance(step, SendRecv):
+            found = step.pieces(shape)
+            busiest += max(most_received(found), most_sent(found))
+            crossing += sum(p.num_elements for p in found if p.src_rank != p.dst_rank)
+        else:
+            busiest += step.num_elements(shape)
+    return busiest, crossing, len(steps)

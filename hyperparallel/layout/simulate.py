@@ -95,18 +95,15 @@ def join(layout: Layout, held: Mapping[int, Array], shape: Sequence[int]) -> Arr
 
 def _summands(value: Array, op: str, size: int, rng: np.random.Generator) -> list[Array]:
     noise = [rng.integers(-9, 10, value.shape).astype(value.dtype) for _ in range(size)]
-    holder = int(rng.integers(size))
     if op == "sum":
-        noise[holder] = value - (sum(noise) - noise[holder])
+        noise[0] = value - sum(noise[1:])
     elif op == "prod":
-        signs = [np.where(part < 0, -1, 1).astype(value.dtype) for part in noise]
-        noise = signs
-        noise[holder] = value * np.prod(signs[:holder] + signs[holder + 1 :], axis=0)
+        noise = [np.where(part < 0, -1, 1) for part in noise]
+        noise[0] = value * np.prod(noise[1:], axis=0)
     else:
-        down = -1 if op == "max" else 1
-        noise = [value + down * abs(part) for part in noise]
-        noise[holder] = value.copy()
-    return [part.astype(value.dtype) for part in noise]
+        holder, away = rng.integers(size, size=value.shape), -1 if op == "max" else 1
+        noise = [value + np.where(holder == i, 0, away * abs(part)) for i, part in enumerate(noise)]
+    return [np.asarray(part, value.dtype) for part in noise]
 
 
 def _do(step: Step, held: Held, shape: tuple[int, ...]) -> Held:

@@ -1,5 +1,4 @@
-"""The steps that carry a tensor from one layout to another, each one collective or one local
-change.
+"""Steps from one layout to another, each one collective or one local change.
 
 Every step names the axes of its groups (outermost first), the layouts before and after it, and says
 how many bytes one rank receives (the maximum over ranks). With n ranks in a group and pieces that
@@ -44,8 +43,7 @@ class Step:
         return math.prod(self.src.mesh.axis_size(axis) for axis in self.axes)
 
     def num_elements(self, shape: Sequence[int]) -> int:
-        """Elements that one rank receives, of a tensor of global shape `shape`; the most of any
-        rank."""
+        """Elements of a tensor of global `shape` that one rank receives; the most of any."""
         mesh = self.src.mesh
         return missing(mesh._sizes, self.src.dims, self.dst.dims, tuple(shape))
 
@@ -118,23 +116,20 @@ class AllToAll(Step):
 
 @dataclass(frozen=True)
 class Permute(Step):
-    """Every rank fetches exactly what it needs and has not got, from ranks that differ along
-    `axes`.
+    """Every rank fetches just what it needs and has not got, from ranks that differ along `axes`.
 
     Covers order changes on one dim, exchanges of axes between dims, and every cut that no single
     collective can make without moving more bytes.
     """
 
     def pieces(self, shape: Sequence[int]) -> tuple[Piece, ...]:
-        """Who sends which part of its piece to whom; pieces from a rank to itself are local
-        copies."""
+        """Who sends which part of its piece to whom; from a rank to itself: a local copy."""
         return pieces(self.src, self.dst, shape)
 
 
 @dataclass(frozen=True)
 class Pend(Step):
-    """A whole value becomes pending over `axes`: kept on index 0, the neutral element of `op`
-    elsewhere."""
+    """A value becomes pending over `axes`: kept on index 0, elsewhere the neutral element."""
 
     op: str
 
@@ -157,8 +152,7 @@ class SendRecv(Step):
     """The tensor goes from the ranks of one mesh to those of another; `axes` is empty."""
 
     def pieces(self, shape: Sequence[int]) -> tuple[Piece, ...]:
-        """Who sends which part of its piece to whom; pieces from a rank to itself are local
-        copies."""
+        """Who sends which part of its piece to whom; from a rank to itself: a local copy."""
         return pieces(self.src, self.dst, shape)
 
     def num_elements(self, shape: Sequence[int]) -> int:

@@ -1,9 +1,10 @@
 """Find the sharding rule of an op that the tables lack, by trying it on small random tensors.
 
-For every way to pick at most one dim per operand, all of one size, the op runs on the parts of a cut
-there. If every result is the concatenation of the parts' results along some dim, or their sum, those
-dims are one factor. Two cut points, one uneven, and random data make a false match as good as
-impossible. Where no dim can be cut, all are blocked: operands are gathered, with one warning per op.
+For every way to pick at most one dim per operand, all of one size, the op runs on the parts of a
+cut there. If every result is the concatenation of the parts' results along some dim, or their sum,
+those dims are one factor. Two cut points, one uneven, and random data make a false match as good as
+impossible. Where no dim can be cut, all are blocked: operands are gathered, with one warning per
+op.
 
 Not found: factors inside merged dims, results that need communication, ops that take sizes in their
 arguments. `register_rule` is for those. An op whose results differ from run to run is never cut.
@@ -33,7 +34,7 @@ Outcome = tuple[int | None, ...]
 
 
 def probe(op: Op, values: Mapping[str, Value], target: Callable[..., Any]) -> Rule:
-    """The sharding rule of `op`, found by calling `target`; warns once per op if nothing can be cut.
+    """The sharding rule of `op`, found by calling `target`; warns once if nothing can be cut.
 
     >>> def scaled(x, w): return x * w
     >>> x, w = Value("x", (6, 4), "float32", 4), Value("w", (4,), "float32", 4)
@@ -51,8 +52,8 @@ def probe(op: Op, values: Mapping[str, Value], target: Callable[..., Any]) -> Ru
         _WARNED.add(op.target)
         gathered = sum(values[name].num_bytes for name in op.inputs)
         warnings.warn(
-            f"{op.target} (in {op.module or 'the model'}) has no sharding rule, and trying it found "
-            f"none: its operands ({gathered} bytes) are gathered on every rank; "
+            f"{op.target} (in {op.module or 'the model'}) has no sharding rule, and trying it "
+            f"found none: its operands ({gathered} bytes) are gathered on every rank; "
             f'register_rule("{op.target}", "...") gives it one',
             stacklevel=2,
         )
@@ -155,7 +156,7 @@ class _Trial:
         rows = [list(row) for row in zip(*outcomes, strict=True)]
 
         def dims(shape: Sequence[int], cut: list[int | None], prefix: str) -> Any:
-            made = []
+            made: list[tuple[str, ...]] = []
             for d, size in enumerate(shape):
                 if d in cut and size != 1:
                     made.append((names[cut.index(d)],))

@@ -2,8 +2,8 @@
 
 Every dim of the result is a factor that may be cut: the local form makes only its piece (`arange`
 with an offset). Random ops draw the whole tensor from the shared generator state and keep their
-piece, so that numbers depend on the element, not on the mesh. `new_*` ops take a tensor only for its
-dtype and device: it may be cut, and the result is whole all the same.
+piece, so that numbers depend on the element, not on the mesh. `new_*` ops take a tensor only for
+its dtype and device: it may be cut, and the result is whole all the same.
 """
 
 from __future__ import annotations

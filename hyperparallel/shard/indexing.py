@@ -2,8 +2,8 @@
 
 A table may be cut along the indexed dim where the local form can mask: a lookup then yields a
 pending sum (each index falls in one piece), and an accumulating write yields a piece. Otherwise the
-indexed dim is blocked. Accumulating writes may be cut along the index too: their result is a pending
-sum in which the tensor written to counts once. Local forms: `graph/passes/local_index.py`.
+indexed dim is blocked. Accumulating writes may be cut along the index too: their result is a
+pending sum in which the tensor written to counts once. Local forms: `graph/passes/local_index.py`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _index_select(op: Op, values: Values) -> Rule:
     blocked = empty_of(every)
     if not _numeric(op, values):
         blocked |= {"v"} & frozenset(every)
-    after = dims[:dim] + (i,) + dims[dim + 1 :]
+    after = (*dims[:dim], i, *dims[dim + 1 :])
     return Rule((dims, (i,)), (after,), every, blocked, linear=((0,),))
 
 
@@ -153,7 +153,7 @@ def _index_add(accumulates: bool) -> Builder:
         blocked = empty_of(every)
         if not accumulates:
             blocked |= {"v", "i"} & frozenset(every)
-        source = dims[:dim] + (i,) + dims[dim + 1 :]
+        source = (*dims[:dim], i, *dims[dim + 1 :])
         return Rule((dims, (i,), source), (dims,), every, blocked, linear=((0, 2),))
 
     return build
@@ -183,11 +183,13 @@ def _advanced(
         )
         for _, value in given
     ]
-    at = [k for k, _ in given]
-    indexed = {LETTERS[k] for k in at} & set(sizes)
-    kept = [dims[k] for k in range(len(shape)) if k not in at]
+    listed_at = [k for k, _ in given]
+    indexed = {LETTERS[k] for k in listed_at} & set(sizes)
+    kept = [dims[k] for k in range(len(shape)) if k not in listed_at]
     # Neighbouring indices leave their result in their place, others move it to the front.
-    place = at[0] if at == list(range(at[0], at[0] + len(at))) else 0
+    place = (
+        listed_at[0] if listed_at == list(range(listed_at[0], listed_at[0] + len(listed_at))) else 0
+    )
     after = (*kept[:place], *every, *kept[place:])
     return dims, indices, after, sizes | more, indexed
 

@@ -2,7 +2,8 @@
 
 Both dims of nll_loss may be cut: each rank scores the targets of its rows that fall in its piece of
 the classes. The local form then exchanges two numbers (`inside`): the sum of the losses, and of the
-weights of the targets, by which a mean over the *whole* batch is divided. See `graph/passes/local_loss.py`.
+weights of the targets, by which a mean over the *whole* batch is divided. See
+`graph/passes/local_loss.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The one-string form of a sharding rule: `"b s h, o h -> b s o"`.
 
-Operands stand in the order of an op's tensor inputs, results after the arrow; dims are separated
-by spaces. `h` names a factor, `[h]` one that cannot be cut, `(b s)` a dim merged from two, `1` a dim
+Operands stand in the order of an op's tensor inputs, results after the arrow; dims are separated by
+spaces. `h` names a factor, `[h]` one that cannot be cut, `(b s)` a dim merged from two, `1` a dim
 of size one, `...` any number of leading dims, which broadcast against each other as in a pointwise
 op. An operand that has size one where another has more is broadcast: its dim is made of no factor.
 

@@ -1,7 +1,7 @@
 """How a rule builder reads one op: its shapes, its arguments, and one-line builders from notation.
 
-A builder is a function `(op, values) -> Rule`; the tables in the sibling files map an ATen name to one.
-`line` makes a builder from a notation, which is what most ops need.
+A builder is a function `(op, values) -> Rule`; the tables in the sibling files map an ATen name to
+one. `line` makes a builder from a notation, which is what most ops need.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ def argument(op: Op, position: int, name: str = "", default: Any = None) -> Any:
 
 
 def in_shapes(op: Op, values: Values) -> list[Shape]:
+    """Shapes of the tensor operands, in order."""
     return [values[name].shape for name in op.inputs]
 
 
 def out_shapes(op: Op, values: Values) -> list[Shape | None]:
+    """Shapes of the results, None for one that is not a tensor, or unused."""
     return [None if name is None else values[name].shape for name in op.outputs]
 
 
@@ -53,7 +55,7 @@ def present(op: Op, places: tuple[int | str, ...]) -> list[bool]:
 
 def renumber(groups: Groups, given: list[bool]) -> Groups:
     """Linear groups over all operands, restricted to those given and numbered without gaps."""
-    position = {}
+    position: dict[int, int] = {}
     for old, there in enumerate(given):
         if there:
             position[old] = len(position)
@@ -69,8 +71,8 @@ def line(
 ) -> Builder:
     """A builder from one notation.
 
-    at: where each operand of the notation stands in the arguments (a position, or a keyword), for ops
-        with optional tensors; those not given are left out.
+    at: where each operand of the notation stands in the arguments (a position, or a keyword), for
+        ops with optional tensors; those not given are left out.
     """
     whole = parse(text)
 
@@ -94,7 +96,7 @@ def whole(op: Op, values: Values) -> Rule:
     sizes: dict[str, int] = {}
 
     def own(shape: Shape, prefix: str) -> Dims:
-        dims = []
+        dims: list[tuple[str, ...]] = []
         for i, size in enumerate(shape):
             if size == 1:
                 dims.append(())

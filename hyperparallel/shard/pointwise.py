@@ -1,9 +1,9 @@
 """Rules of pointwise ops: one factor per dim of the result, operands aligned at the right.
 
-What differs between them is only through which operands a pending sum passes:
-`each` (mul): every tensor operand by itself; `joint` (add): all of them together, and no constant but
-zero may join; `first` (neg, the gradient of every `*_backward` that is linear in it): the first;
-`never` (exp, add of a constant). Comparison, logical and bitwise ops are `never`.
+What differs between them is only through which operands a pending sum passes: `each` (mul): every
+tensor operand by itself; `joint` (add): all of them together, and no constant but zero may join;
+`first` (neg, the gradient of every `*_backward` that is linear in it): the first; `never` (exp, add
+of a constant). Comparison, logical and bitwise ops are `never`.
 """
 
 from __future__ import annotations
@@ -70,14 +70,17 @@ def _fits(shape: Shape, output: Shape) -> bool:
 
 
 def never(op: Op, values: Values) -> Rule:
+    """exp, add of a constant: no pending sum passes."""
     return _build(op, values, ())
 
 
 def first(op: Op, values: Values) -> Rule:
+    """neg, silu_backward: linear in the first operand."""
     return _build(op, values, ((0,),))
 
 
 def each(op: Op, values: Values) -> Rule:
+    """mul: linear in every tensor operand by itself."""
     return _build(op, values, tuple((i,) for i in range(len(op.inputs))))
 
 
@@ -158,12 +161,12 @@ RULES: dict[str, Builder] = {
     **_table(
         never,
         """abs absolute exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square sin cos tan
-        sinh cosh tanh asin acos atan asinh acosh atanh atan2 erf erfc erfinv sigmoid logit relu relu6
-        silu gelu elu selu celu mish softplus hardtanh hardswish hardsigmoid leaky_relu threshold
-        log_sigmoid_forward softshrink hardshrink ceil floor round trunc fix frac sign sgn
+        sinh cosh tanh asin acos atan asinh acosh atanh atan2 erf erfc erfinv sigmoid logit relu
+        relu6 silu gelu elu selu celu mish softplus hardtanh hardswish hardsigmoid leaky_relu
+        threshold log_sigmoid_forward softshrink hardshrink ceil floor round trunc fix frac sign sgn
         signbit clamp clamp_min clamp_max clip maximum minimum fmax fmin hypot remainder fmod
-        floor_divide float_power eq ne lt le gt ge  isnan isinf isfinite isposinf isneginf
-        isclose logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor
+        floor_divide float_power eq ne lt le gt ge  isnan isinf isfinite isposinf isneginf isclose
+        logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor
         bitwise_not bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__
         __rshift__ zeros_like ones_like full_like empty_like fill zero xlogy special_xlog1py lgamma
         digamma polygamma sinc i0 special_i0 special_i1 logaddexp logaddexp2 nextafter heaviside

@@ -94,7 +94,7 @@ def scan(
         blocked = {LETTERS[dim]} & set(sizes)
         if count_changes:
             kept = argument(op, 1, "k")
-            after = dims[:dim] + ((("k",) if kept != 1 else ()),) + dims[dim + 1 :]
+            after = (*dims[:dim], ("k",) if kept != 1 else (), *dims[dim + 1 :])
             if kept != 1:
                 sizes["k"] = kept
                 blocked.add("k")

@@ -23,6 +23,7 @@ from hyperparallel.shard import (
     pointwise,
     pooling,
     reductions,
+    slices,
     views,
 )
 from hyperparallel.shard.operands import Builder, Groups, line
@@ -30,8 +31,8 @@ from hyperparallel.shard.rule import Rule
 from hyperparallel.workload.ops import Op, Value
 
 _ROOMS = (
-    pointwise, views, matmul, reductions, normalisation, attention, loss, indexing, factories,
-    pooling,
+    pointwise, views, slices, matmul, reductions, normalisation, attention, loss, indexing,
+    factories, pooling,
 )  # fmt: skip
 _TABLE: dict[str, Builder] = {name: rule for room in _ROOMS for name, rule in room.RULES.items()}
 

@@ -1,8 +1,8 @@
-"""Every rule is proved: cut operands, run the local form on virtual ranks, compare with the uncut op.
+"""Every rule is proved: cut operands, run the local form on virtual ranks, compare with the whole.
 
-For every factor that a rule allows to cut: 2, 3 and 4 pieces (uneven, and empty where there are more
-pieces than a ceil-sized chunk fills); every pair of factors at once; and for every linear group, that
-summands in give summands out.
+For every factor that a rule allows to cut: 2, 3 and 4 pieces (uneven, and empty where there are
+more pieces than a ceil-sized chunk fills); every pair of factors at once; and for every linear
+group, that summands in give summands out.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import torch
 
 from hyperparallel.shard.rule import Rule
 from hyperparallel.shard.rules import rule_for
-from tests.graph.op_cases import Case, cases
+from tests.graph import cases_math, cases_shape
+from tests.graph.op_case import Case
 from tests.graph.virtual_op import OpRun
 
 pytestmark = pytest.mark.fake
-CASES = list(cases())
+CASES = [*cases_math.cases(), *cases_shape.cases()]
 assert len({case.name for case in CASES}) == len(CASES)
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

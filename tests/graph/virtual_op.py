@@ -1,8 +1,8 @@
-"""Run one op on virtual ranks: cut its operands by factor, run the local form, put results together.
+"""Run one op on virtual ranks: cut operands by factor, run the local form, join the results.
 
-Ranks run one after another. An all-reduce inside a local form needs all of them at once, so a rank that
-reaches one it has no result for stops there; when every rank has, the results are known and all start
-again. That is lockstep without threads.
+Ranks run one after another. An all-reduce inside a local form needs all of them at once, so a rank
+that reaches one it has no result for stops there; when every rank has, the results are known and
+all start again. That is lockstep without threads.
 """
 
 from __future__ import annotations

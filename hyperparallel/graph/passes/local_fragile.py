@@ -1,12 +1,12 @@
 """Local forms for kernels that cannot stand an empty or a strided operand.
 
-A rank may hold an empty piece of the batch, of heads or of channels. Fused attention and batch norm then
-end the process with a floating point exception, convolution, pooling and the backward of the fused RMS
-norm raise. Zeros are right for them all: what an empty piece adds to a pending sum is nothing, and other
-results are empty themselves.
+A rank may hold an empty piece of the batch, of heads or of channels. Fused attention and batch norm
+then end the process with a floating point exception, convolution, pooling and the backward of the
+fused RMS norm raise. Zeros are right for them all: what an empty piece adds to a pending sum is
+nothing, and other results are empty themselves.
 
-A rank may also hold a slice, which is not contiguous. The backward of layer norm reads its mean and rstd
-as if they were, and returns wrong gradients without a word. Both were seen on torch 2.13, CPU.
+A rank may also hold a slice, which is not contiguous. The backward of layer norm reads its mean and
+rstd as if they were, and returns wrong gradients without a word. Both were seen on torch 2.13, CPU.
 """
 
 from __future__ import annotations

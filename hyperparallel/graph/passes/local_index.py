@@ -1,8 +1,8 @@
 """Local forms of lookups in a cut table, and of accumulating writes.
 
-Indices are global. A lookup reads 0 where an index falls outside this rank's rows, which makes a pending
-sum; a write drops what falls outside. `padding_idx` is a global row number as well. Where the *indices*
-are cut, the tensor that is written to joins the pending sum on the first piece only.
+Indices are global. A lookup reads 0 where an index falls outside this rank's rows, which makes a
+pending sum; a write drops what falls outside. `padding_idx` is a global row number as well. Where
+the *indices* are cut, the tensor that is written to joins the pending sum on the first piece only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def embedding_piece(table: torch.Tensor, index: torch.Tensor, offset: int) -> to
     if table.shape[0] == 0:
         return table.new_zeros((*index.shape, table.shape[1]))
     rows, outside = _within(index, offset, table.shape[0])
-    found = aten.embedding.default(table, rows)
+    found: torch.Tensor = aten.embedding.default(table, rows)
     return found.masked_fill_(outside.unsqueeze(-1), 0)
 
 
@@ -49,7 +49,9 @@ def embedding_grad_piece(
     here = index - offset
     skipped = (here < 0) | (here >= rows) | (index == padding)
     here = here.masked_fill(skipped, rows)
-    grads = aten.embedding_dense_backward.default(grad, here, rows + 1, rows, by_frequency)
+    grads: torch.Tensor = aten.embedding_dense_backward.default(
+        grad, here, rows + 1, rows, by_frequency
+    )
     return grads[:rows]
 
 

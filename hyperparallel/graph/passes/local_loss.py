@@ -1,8 +1,9 @@
 """Local forms of losses: cross-entropy over cut rows and classes, means over a cut batch.
 
-Each rank scores the rows it holds whose target falls in its piece of the classes. Sums of losses and of
-weights travel in one exchange, so a mean is divided by the weight of the whole batch. Targets are global
-class numbers; `ignore_index` and class weights are honoured. An all-ignored batch gives NaN, as in ATen.
+Each rank scores the rows it holds whose target falls in its piece of the classes. Sums of losses
+and of weights travel in one exchange, so a mean is divided by the weight of the whole batch.
+Targets are global class numbers; `ignore_index` and class weights are honoured. An all-ignored
+batch gives NaN, as in ATen.
 """
 
 from __future__ import annotations

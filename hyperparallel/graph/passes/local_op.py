@@ -1,8 +1,9 @@
-"""One op as one rank runs it: its rule, its local arguments, and the piece it holds of each cut factor.
+"""One op as one rank runs it: rule, local arguments, and the piece it holds of each cut factor.
 
-A special local form (the `local_*` files) is a function `LocalOp -> tuple of results`. It emits calls
-through `emit`, which makes an FX node while a program is partitioned and runs the call at once in tests,
-and communicates only through `reduce`. All ranks emit the same calls; arguments may differ by rank.
+A special local form (the `local_*` files) is a function `LocalOp -> tuple of results`. It emits
+calls through `emit`, which makes an FX node while a program is partitioned and runs the call at
+once in tests, and communicates only through `reduce`. All ranks emit the same calls; arguments may
+differ by rank.
 
 Results lack a cut factor in one of two ways: a factor of `rule.inside` leaves them whole, since the
 local form reduced them; any other leaves a pending `rule.reduce`.
@@ -26,7 +27,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Piece:
-    """This rank's contiguous piece of a cut factor: `size` indices from `offset`, counted globally."""
+    """This rank's piece of a cut factor: `size` indices from `offset`, counted globally."""
 
     offset: int
     size: int
@@ -36,8 +37,8 @@ class Piece:
 class LocalOp:
     """An op to be made local.
 
-    target: the function that the op calls (a `torch.ops` overload). args, kwargs: those of the op with
-        tensors replaced by local ones (or by their FX nodes).
+    target: the function that the op calls (a `torch.ops` overload).
+    args, kwargs: those of the op, with tensors replaced by local ones (or by their FX nodes).
     pieces: the cut factors, each with this rank's piece.
     emit: `emit(fn, *args, **kwargs)` calls `fn`, now or in the program being written.
     reduce: `reduce(x, op, factor)` all-reduces x over the ranks that share `factor`'s cut.
@@ -167,7 +168,7 @@ class LocalOp:
 
 
 def _returns_many(target: Callable[..., Any]) -> bool:
-    """Whether a function returns a tuple or list, going by its schema (a tensor, if it has none)."""
+    """Whether a function returns a tuple or list, going by its schema; without one, a tensor."""
     schema = getattr(target, "_schema", None)
     if schema is None:
         return False

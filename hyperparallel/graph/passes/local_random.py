@@ -1,8 +1,8 @@
 """Local forms of random ops: every rank draws the whole tensor and keeps its piece.
 
-All ranks hold the same generator state, so a number depends on its element and not on the mesh, and a
-sharded run equals the single-device run bit for bit. The price is drawing, not keeping, the whole: for a
-dropout mask one byte per element of the global tensor while the op runs.
+All ranks hold the same generator state, so a number depends on its element and not on the mesh, and
+a sharded run equals the single-device run bit for bit. The price is drawing, not keeping, the
+whole: for a dropout mask one byte per element of the global tensor while the op runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def stand_in(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
     Kernels draw in memory order, so a transposed operand must stay transposed.
     """
-    order = sorted(range(x.ndim), key=lambda d: (-x.stride(d), d))
+    strides = x.stride()
+    order = sorted(range(x.ndim), key=lambda d: (-strides[d], d))
     return x.new_empty([shape[d] for d in order]).permute([order.index(d) for d in range(x.ndim)])
 
 

@@ -1,14 +1,14 @@
 """Local forms of reductions over a cut dim.
 
-A mean is a pending sum of local means, each weighted by its share of the elements. A maximum starts from
-the lowest number, so that an empty piece does not count. Variance, norms and log-sum-exp exchange their
-sums and are whole on every rank.
+A mean is a pending sum of local means, each weighted by its share of the elements. A maximum starts
+from the lowest number, so that an empty piece does not count. Variance, norms and log-sum-exp
+exchange their sums and are whole on every rank.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ Form = Callable[[LocalOp], tuple[Any, ...]]
 
 
 def mean_share(
-    x: torch.Tensor, dims: Sequence[int], keep: bool, dtype: torch.dtype | None, share: float
+    x: torch.Tensor, dims: list[int], keep: bool, dtype: torch.dtype | None, share: float
 ) -> torch.Tensor:
     """The mean of a piece times its share of all elements; an empty piece adds nothing."""
     if share == 0:
@@ -27,7 +27,7 @@ def mean_share(
     return x.mean(dims, keepdim=keep, dtype=dtype) * share
 
 
-def extreme(x: torch.Tensor, dims: Sequence[int], keep: bool, largest: bool) -> torch.Tensor:
+def extreme(x: torch.Tensor, dims: list[int], keep: bool, largest: bool) -> torch.Tensor:
     """amax or amin; of no elements, the number that loses against every other."""
     if any(x.shape[d] == 0 for d in dims):
         if x.dtype == torch.bool:
@@ -48,7 +48,7 @@ def mean_of(total: torch.Tensor, count: int) -> torch.Tensor:
     return total / count
 
 
-def squares(x: torch.Tensor, mean: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+def squares(x: torch.Tensor, mean: torch.Tensor, dims: list[int]) -> torch.Tensor:
     """The sum of squared deviations from a mean of the same rank."""
     return (x - mean).square().sum(dims, keepdim=True)
 
@@ -59,7 +59,7 @@ def spread(total: torch.Tensor, freedom: float, root: bool) -> torch.Tensor:
     return variance.sqrt() if root else variance
 
 
-def powers(x: torch.Tensor, order: float, dims: Sequence[int], keep: bool) -> torch.Tensor:
+def powers(x: torch.Tensor, order: float, dims: list[int], keep: bool) -> torch.Tensor:
     """The sum of |x|^order (how many are not zero, for order 0)."""
     size = (x != 0).to(x.dtype) if order == 0 else x.abs() if order == 1 else x.abs().pow(order)
     return size.sum(dims, keepdim=keep)
@@ -70,14 +70,12 @@ def root_of(total: torch.Tensor, order: float) -> torch.Tensor:
     return total if order in (0, 1) else total.pow(1.0 / order)
 
 
-def exponentials(x: torch.Tensor, top: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+def exponentials(x: torch.Tensor, top: torch.Tensor, dims: list[int]) -> torch.Tensor:
     """The sum of exp(x - top)."""
     return (x - finite(top)).exp().sum(dims, keepdim=True)
 
 
-def logarithm(
-    total: torch.Tensor, top: torch.Tensor, dims: Sequence[int], keep: bool
-) -> torch.Tensor:
+def logarithm(total: torch.Tensor, top: torch.Tensor, dims: list[int], keep: bool) -> torch.Tensor:
     """log-sum-exp from the sum of exp(x - top)."""
     result = total.log() + finite(top)
     return result if keep else result.squeeze(tuple(dims))
@@ -131,7 +129,7 @@ def _extreme(dims_at: int | None, largest: bool) -> Form:
 
 
 def _variance(dims_at: int | None, corrected: bool, root: bool) -> Form:
-    """var, std, var_mean; `corrected` where the correction is a keyword, else `unbiased` is given."""
+    """var, std, var_mean; `corrected` where the correction is a keyword, not `unbiased`."""
 
     def form(local: LocalOp) -> tuple[Any, ...]:
         lost = local.lost()

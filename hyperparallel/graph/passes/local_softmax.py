@@ -1,7 +1,8 @@
 """Local forms of softmax and log-softmax along a cut dim, forward and backward.
 
-Forward: the maximum of each row is reduced, then the sum of exp(x - max); backward: one sum per row.
-So logits over a cut vocabulary are never gathered. Half precision is computed in float32, as in ATen.
+Forward: the maximum of each row is reduced, then the sum of exp(x - max); backward: one sum per
+row. So logits over a cut vocabulary are never gathered. Half precision is computed in float32, as
+in ATen.
 """
 
 from __future__ import annotations

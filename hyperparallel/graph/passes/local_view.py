@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hyperparallel.graph.passes.local_op import LocalOp
-from hyperparallel.shard.views import bounds
+from hyperparallel.shard.slices import bounds
 
 aten = torch.ops.aten
 Form = Callable[[LocalOp], tuple[Any, ...]]
@@ -23,7 +23,7 @@ def _reshape(local: LocalOp) -> tuple[Any, ...]:
 
 
 def _unchanged_or_reshape(local: LocalOp) -> tuple[Any, ...]:
-    """squeeze and unsqueeze: a dim that is cut down to size one must not be taken for one of size one."""
+    """squeeze: a dim cut down to size one must not be taken for one of size one."""
     return _reshape(local) if local.pieces else local.call()
 
 

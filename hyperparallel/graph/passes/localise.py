@@ -1,9 +1,9 @@
 """The local form of an op: what one rank calls, given its pieces of the cut factors.
 
 For most ops it is the same call on local tensors. Shapes in the arguments (view, expand, full,
-slice_backward) become local ones. What else differs stands in one table of functions, by kind, in the
-`local_*` files: factories with an offset, lookups in a cut table, softmax and cross-entropy over a cut
-dim, biases that are added once, random numbers drawn for the whole tensor.
+slice_backward) become local ones. What else differs stands in one table of functions, by kind, in
+the `local_*` files: factories with an offset, lookups in a cut table, softmax and cross-entropy
+over a cut dim, biases that are added once, random numbers drawn for the whole tensor.
 """
 
 from __future__ import annotations

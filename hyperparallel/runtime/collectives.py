@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hyperparallel.errors import UserError
-from hyperparallel.runtime.groups import Group
+from hyperparallel.runtime.group import Group
 
 REDUCE_OPS = ("sum", "max", "min", "prod", "avg")
 
@@ -162,13 +162,9 @@ def permute_start(x: Tensor, sends: Sends, recv_shape: Sequence[int], group: Gro
 
 
 def carrier_of(group: Group, op: str) -> Carrier:
-    """The group's carrier, made now if it has none; `RunError` for a rank that is outside."""
+    """The group's carrier; `RunError` for a rank that is no member, or a group not connected."""
     if group.carrier is None:
-        if group.index < 0 or group.handle is None:
-            raise group.refuse(op)
-        from hyperparallel.runtime.carriers import attach
-
-        attach([group])
+        raise group.refuse(op)
     carrier: Carrier = group.carrier
     return carrier
 

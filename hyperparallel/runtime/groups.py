@@ -1,73 +1,28 @@
-"""Groups: ordered ranks that communicate, and the registry that makes each of them once.
+"""Groups: the registry that makes each group of a rank once, and connects it.
 
-A `Group` is what a collective node of a rank's program carries: the ordered ranks, which of them
-this process is, and how it reaches the others (a torch process group, and perhaps a shared-memory
-carrier). Virtual ranks have groups without either. Making a process group needs every rank of the
-job in the same order, so the registry takes the wanted groups in one collective call,
-`Groups.ensure`.
+Making a process group takes every rank of the job, in the same order, and connecting a carrier
+takes every member. So the registry is told the wanted groups in one collective call,
+`Groups.ensure`, and makes the union in one order everywhere. Virtual ranks use the same registry
+without connections.
 
-Leaves out which carrier moves the bytes (`collectives.py`) and how the job started (`session.py`).
+Leaves out which carrier a group gets (`carriers.py`) and how the job started (`session.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hyperparallel.errors import RunError, UserError
+from hyperparallel.errors import UserError
+from hyperparallel.runtime.carriers import connect
+from hyperparallel.runtime.group import Group
+
+__all__ = ["DEFAULT_TIMEOUT", "Group", "Groups"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=10)
-
-
-class PeerLost(RunError):
-    """A collective that failed because another rank went away; the cause is that rank's failure."""
-
-
-class Group:
-    """Ordered ranks, the index of this process among them, and the ways to reach the others.
-
-    index: position of this rank in `ranks`, -1 when it is not a member (then no collective may use
-    it). handle: the torch process group; None for one rank, for virtual ranks and for non-members.
-    carrier: shared-memory transport between ranks of one machine (`shm.py`), or None.
-
-    >>> Group((0, 2), rank=2)
-    Group((0, 2), rank=2)
-    >>> Group((0, 2), rank=2).index
-    1
-    """
-
-    __slots__ = ("carrier", "handle", "index", "name", "rank", "ranks", "size")
-
-    def __init__(
-        self,
-        ranks: Sequence[int],
-        rank: int,
-        handle: dist.ProcessGroup | None = None,
-        name: str = "",
-    ) -> None:
-        self.ranks = tuple(ranks)
-        if not self.ranks or len(set(self.ranks)) != len(self.ranks) or min(self.ranks) < 0:
-            raise UserError("ranks", ranks, "one or more different ranks, each at least 0")
-        self.rank = rank
-        self.index = self.ranks.index(rank) if rank in self.ranks else -1
-        self.size = len(self.ranks)
-        self.handle = handle
-        self.carrier: Any = None
-        self.name = name or "-".join(map(str, self.ranks))
-
-    def __repr__(self) -> str:
-        return f"Group({self.ranks}, rank={self.rank})"
-
-    def refuse(self, op: str) -> RunError:
-        """The error of a call that this process cannot make in this group."""
-        where = f"{op} on rank {self.rank}: group {self.name} = ranks {self.ranks}"
-        if self.index < 0:
-            return RunError(f"{where} does not contain this rank")
-        return RunError(f"{where} has no process group; make it with Groups.ensure on every rank")
 
 
 class Groups:
@@ -86,19 +41,24 @@ class Groups:
         *,
         connected: bool = False,
         timeout: timedelta = DEFAULT_TIMEOUT,
+        carrier: str = "auto",
     ) -> None:
-        """`connected` tells real ranks (a default process group exists) from virtual ones."""
-        self.rank, self.world_size, self.timeout = rank, world_size, timeout
+        """`connected` tells real ranks from virtual ones; then all ranks must call this together.
+
+        carrier: "auto" takes shared memory where it works, "messages" only the process group.
+        """
+        self.rank, self.world_size = rank, world_size
+        self.timeout, self.carrier = timeout, carrier
         self._connected = connected and world_size > 1
         self._made: dict[tuple[int, ...], Group] = {}
-        world = tuple(range(world_size))
-        handle = dist.group.WORLD if self._connected else None
-        self._made[world] = Group(world, rank, handle, "world")
+        self._make(tuple(range(world_size)), "world")
 
     @classmethod
-    def of_default(cls, timeout: timedelta = DEFAULT_TIMEOUT) -> Groups:
-        """The registry of this process in the default process group, which must exist."""
-        return cls(dist.get_rank(), dist.get_world_size(), connected=True, timeout=timeout)
+    def of_default(cls, timeout: timedelta = DEFAULT_TIMEOUT, carrier: str = "auto") -> Groups:
+        """The registry in the default process group; all ranks must call this together."""
+        return cls(
+            dist.get_rank(), dist.get_world_size(), connected=True, timeout=timeout, carrier=carrier
+        )
 
     @property
     def world(self) -> Group:
@@ -111,7 +71,7 @@ class Groups:
             if len(key) > 1 and self._connected:
                 known = ", ".join(str(k) for k in self._made)
                 raise UserError("ranks", key, f"a group that Groups.ensure made: {known}")
-            self._made[key] = Group(key, self.rank)
+            self._make(key)
         return self._made[key]
 
     def ensure(self, wanted: Iterable[Sequence[int]]) -> None:
@@ -124,22 +84,28 @@ class Groups:
         for key in keys:
             if any(rank >= self.world_size for rank in key):
                 raise UserError("ranks", key, f"ranks below {self.world_size}")
-        if not self._connected:
-            for key in keys:
-                self.get(key)
-            return
-        asked: list[list[tuple[int, ...]]] = [[] for _ in range(self.world_size)]
-        dist.all_gather_object(asked, keys)
-        for key in sorted({key for part in asked for key in part}):
+        if self._connected:
+            asked: list[list[tuple[int, ...]]] = [[] for _ in range(self.world_size)]
+            dist.all_gather_object(asked, keys)
+            keys = sorted({key for part in asked for key in part})
+        for key in keys:
             if key not in self._made:
-                handle = self._connect(key) if len(key) > 1 else None
-                self._made[key] = Group(key, self.rank, handle)
+                self._make(key)
 
     def all(self) -> tuple[Group, ...]:
         """Every group made so far, in the order of making."""
         return tuple(self._made.values())
 
-    def _connect(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        made = dist.new_group(list(ranks), timeout=self.timeout, backend=backend, sort_ranks=False)
-        return made if self.rank in ranks else None
+    def _make(self, ranks: tuple[int, ...], name: str = "") -> None:
+        group = Group(ranks, self.rank, None, name)
+        if self._connected and group.size > 1:
+            made = dist.group.WORLD
+            if name != "world":
+                backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+                made = dist.new_group(
+                    list(ranks), timeout=self.timeout, backend=backend, sort_ranks=False
+                )
+            if group.index >= 0:
+                group.handle = made
+                group.carrier = connect(group, self.timeout, self.carrier)
+        self._made[ranks] = group

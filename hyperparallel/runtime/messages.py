@@ -21,7 +21,7 @@ from torch.distributed import ReduceOp
 
 from hyperparallel.errors import RunError
 from hyperparallel.runtime.collectives import Pending, Ready, Sends
-from hyperparallel.runtime.groups import Group, PeerLost
+from hyperparallel.runtime.group import Group, PeerLost
 
 # Private names, checked on torch 2.13: the option objects of the process group methods.
 from torch._C._distributed_c10d import AllreduceOptions, ReduceScatterOptions  # isort: skip
@@ -89,11 +89,12 @@ class MessageCarrier:
     def all_reduce(self, x: Tensor, op: str) -> Pending:
         if x.numel() == 0:
             return Ready(x.contiguous())
-        out, finish = _reducible(x.clone(memory_format=torch.contiguous_format), op, self.group)
+        flat = x.clone(memory_format=torch.contiguous_format).view(-1)
+        out, finish = _reducible(flat, op, self.group)
         options = AllreduceOptions()
         options.reduceOp = _OPS[op]
         work = self.handle.allreduce([out], options)
-        return Works("all_reduce", self.group, [work], out, None, finish)
+        return Works("all_reduce", self.group, [work], out, None, _shaped(finish, x.shape))
 
     def all_gather(self, x: Tensor, dim: int, sizes: Sequence[int]) -> Pending:
         unit = math.prod(s for d, s in enumerate(x.shape) if d != dim)
@@ -119,7 +120,7 @@ class MessageCarrier:
         if x.numel() == 0:
             return Ready(x.new_empty(_with(x.shape, dim, sizes[self.group.index])))
         packed, finish = _reducible(_pack(x, dim, sizes), op, self.group)
-        unit = x.numel() // x.shape[dim]
+        unit = packed.numel() // x.shape[dim]
         shape = _with(x.shape, dim, sizes[self.group.index])
         options = ReduceScatterOptions()
         options.reduceOp = _OPS[op]
@@ -129,11 +130,7 @@ class MessageCarrier:
         else:
             parts = list(packed.split([unit * size for size in sizes]))
             work = self.handle.reduce_scatter([out], [parts], options)
-
-        def shaped(out: Tensor) -> Tensor:
-            return (out if finish is None else finish(out)).view(shape)
-
-        return Works("reduce_scatter", self.group, [work], out, packed, shaped)
+        return Works("reduce_scatter", self.group, [work], out, packed, _shaped(finish, shape))
 
     def all_to_all(
         self,
@@ -181,18 +178,27 @@ class MessageCarrier:
         return works
 
 
-def _reducible(
-    x: Tensor, op: str, group: Group
-) -> tuple[Tensor, Callable[[Tensor], Tensor] | None]:
-    """`x` in a type that can be reduced, and how the reduced tensor becomes the result."""
-    if x.is_complex():
-        real, size = torch.view_as_real(x), group.size
-        return real, lambda out: torch.view_as_complex(out.div_(size) if op == "avg" else out)
+Finish = Callable[[Tensor], Tensor]
+
+
+def _reducible(flat: Tensor, op: str, group: Group) -> tuple[Tensor, Finish | None]:
+    """`flat` in a type that can be reduced, and how the reduced values become the result."""
+    if flat.is_complex():
+        size = group.size if op == "avg" else 1
+        return torch.view_as_real(flat).view(-1), lambda out: torch.view_as_complex(
+            out.view(-1, 2)
+        ).div_(size)
     if op == "avg":
-        return x, lambda out: out.div_(group.size)
-    if x.dtype in _STAND_INS:
-        return x.to(_STAND_INS[x.dtype]), lambda out: out.to(x.dtype)
-    return x, None
+        return flat, lambda out: out.div_(group.size)
+    if flat.dtype in _STAND_INS:
+        return flat.to(_STAND_INS[flat.dtype]), lambda out: out.to(flat.dtype)
+    return flat, None
+
+
+def _shaped(finish: Finish | None, shape: Sequence[int]) -> Finish:
+    if finish is None:
+        return lambda out: out.view(shape)
+    return lambda out: finish(out).view(shape)
 
 
 def _with(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:

@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from hyperparallel.errors import UserError
 from hyperparallel.runtime import host
-from hyperparallel.runtime.carriers import attach
 from hyperparallel.runtime.groups import DEFAULT_TIMEOUT, Groups
 
 # Private module, checked on torch 2.13: where the types of the stores are declared.
@@ -121,7 +120,6 @@ def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Itera
     )
     try:
         groups = Groups.of_default(timeout)
-        attach([groups.world])
         yield Session(ranks.rank, ranks.world_size, ranks.local_rank, device, groups)
     finally:
         dist.destroy_process_group()

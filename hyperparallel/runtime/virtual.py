@@ -1,7 +1,8 @@
 """Virtual ranks: the programs of all ranks, run in lockstep in one process.
 
-All programs have the same nodes in the same order; arguments may differ by rank. Each node runs for every rank in turn before the next node does, so a collective sees all its members' inputs
-at once and is plain tensor arithmetic. Reductions go in group order, with 16-bit floats summed in
+All programs have the same nodes in the same order; arguments may differ by rank. Each node runs for
+every rank in turn before the next node does, so a collective sees all its members' inputs at once
+and is plain tensor arithmetic. Reductions go in group order, with 16-bit floats summed in
 float32, as the shared-memory carrier does it. A random node starts from the same generator state on
 every rank.
 
@@ -24,7 +25,7 @@ from torch import Tensor, fx
 from hyperparallel.errors import RunError, UserError
 from hyperparallel.graph import communication
 from hyperparallel.runtime import collectives
-from hyperparallel.runtime.groups import Group
+from hyperparallel.runtime.group import Group
 
 Bind = Callable[[int, tuple[str, ...]], Sequence[int]]
 """From a rank and the mesh axes of a collective to the ordered ranks of its group."""

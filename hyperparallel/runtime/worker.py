@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from hyperparallel.runtime import host
-from hyperparallel.runtime.groups import PeerLost
+from hyperparallel.runtime.group import PeerLost
 from hyperparallel.runtime.session import Ranks, open_session
 
 _LOST = re.compile(

@@ -53,11 +53,15 @@ class Built:
         text = repr((self.workload.ops, dict(self.workload.values)))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def rank_program(self, rank: int, *, defer: bool = False) -> RankProgram:
-        """The program of one rank; `defer` leaves gradients pending over the batch axes."""
+    def rank_program(self, rank: int, *, defer: bool = False, joint: bool = True) -> RankProgram:
+        """The program of one rank.
+
+        defer: leave gradients pending over the batch axes. joint: forward and backward run as one.
+        """
         program = partition(
             self.captured, self.workload, self.rules, self.decisions, rank, defer=defer
         )
+        program.joint = joint
         return self._passed(program)
 
     def reduction_program(self, program: RankProgram) -> RankProgram:

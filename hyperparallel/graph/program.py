@@ -54,6 +54,8 @@ class RankProgram:
     input_specs: Mapping[str, Spec]
     output_specs: Mapping[str, Spec]
     grad_specs: Mapping[str, Spec]
+    joint: bool = True
+    """Whether forward and backward run as one; else nothing of the forward may wait for the backward."""
 
     def _role(self, role: str) -> dict[str, fx.Node]:
         returned: Any = next(iter(reversed(self.graph.nodes))).args[0]

@@ -95,7 +95,7 @@ class ParallelState:
         self, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], train: bool
     ) -> _Program:
         built = build(self.twin, plan, args, kwargs, train=train)
-        rank_program = built.rank_program(self.here.rank)
+        rank_program = built.rank_program(self.here.rank, joint=False)
         compiled = Compiled(rank_program, self.here.binder(built.decisions.mesh, rank_program))
         program = _Program(built, compiled)
         leaves = built.captured.flatten_inputs(args, kwargs)

@@ -39,7 +39,8 @@ def bucket(program: RankProgram, largest_bytes: int = 1 << 18) -> RankProgram:
     for node in list(graph.nodes):
         if not _joinable(node, largest_bytes):
             continue
-        key = (node.args[1], node.args[2], node.meta.get("dtype"), node.meta["constant"])
+        phase = not program.joint and node.meta["backward"]
+        key = (node.args[1], node.args[2], node.meta.get("dtype"), node.meta["constant"], phase)
         current = open_buckets.get(key)
         if current and _may_join(current, node, order, largest_bytes):
             current.starts.append(node)

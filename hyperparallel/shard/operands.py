@@ -7,9 +7,10 @@ one. `line` makes a builder from a notation, which is what most ops need.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
-from hyperparallel.shard.notation import Shape, bind, parse
+from hyperparallel.shard.notation import Pattern, Shape, bind, parse
 from hyperparallel.shard.rule import Dims, Rule
 from hyperparallel.workload.ops import Op, Ref, Value
 
@@ -84,11 +85,21 @@ def line(
                 kept = tuple(d for d, there in zip(whole.inputs, given, strict=True) if there)
                 pattern = type(whole)(kept, whole.outputs, whole.blocked, whole.text)
                 groups = renumber(linear, given)
-        return bind(
-            pattern, in_shapes(op, values), out_shapes(op, values), linear=groups, reduce=reduce
-        )
+        shapes = tuple(in_shapes(op, values)), tuple(out_shapes(op, values))
+        return _bound(pattern, *shapes, groups, reduce)
 
     return build
+
+
+@lru_cache(maxsize=4096)
+def _bound(
+    pattern: Pattern,
+    inputs: tuple[Shape, ...],
+    outputs: tuple[Shape | None, ...],
+    linear: Groups,
+    reduce: str | None,
+) -> Rule:
+    return bind(pattern, inputs, outputs, linear=linear, reduce=reduce)
 
 
 def whole(op: Op, values: Values) -> Rule:

@@ -111,15 +111,14 @@ class LocalOp:
         self,
         args: tuple[Any, ...] | None = None,
         kwargs: Mapping[str, Any] | None = None,
-        target: Callable[..., Any] | None = None,
     ) -> tuple[Any, ...]:
         """Emit the op with these arguments (its own, if not given); one value per result."""
         call = self.emit(
-            self.target if target is None else target,
+            self.target,
             *(self.args if args is None else args),
             **(self.kwargs if kwargs is None else kwargs),
         )
-        return self.unpack(call) if _returns_many(self.target) else (call,)
+        return self.unpack(call) if _returns_many(self.target, len(self.op.outputs)) else (call,)
 
     def call_guarded(
         self,
@@ -136,7 +135,7 @@ class LocalOp:
         shapes = [None if dims is None else list(self.shape(dims)) for dims in self.rule.outputs]
         kinds = dict(dtypes or {})
         call = self.emit(unless_empty, self.target, shapes, kinds, *args, **self.kwargs)
-        return self.unpack(call) if _returns_many(self.target) else (call,)
+        return self.unpack(call) if _returns_many(self.target, len(self.op.outputs)) else (call,)
 
     def unpack(self, call: Any) -> tuple[Any, ...]:
         """The results of an emitted call that returns several, None where one is not used."""
@@ -167,11 +166,11 @@ class LocalOp:
         return whole
 
 
-def _returns_many(target: Callable[..., Any]) -> bool:
-    """Whether a function returns a tuple or list, going by its schema; without one, a tensor."""
+def _returns_many(target: Callable[..., Any], count: int) -> bool:
+    """Whether a function with `count` results returns them in a tuple or list."""
     schema = getattr(target, "_schema", None)
     if schema is None:
-        return False
+        return count != 1
     returns = schema.returns
     return len(returns) != 1 or isinstance(returns[0].type, torch.ListType)
 
@@ -201,7 +200,7 @@ def unless_empty(
         None if shape is None else first[0].new_zeros(shape, dtype=dtypes.get(i, own) or wide)
         for i, shape in enumerate(shapes)
     )
-    return results if _returns_many(target) else results[0]
+    return results if _returns_many(target, len(shapes)) else results[0]
 
 
 def contiguous(x: torch.Tensor) -> torch.Tensor:

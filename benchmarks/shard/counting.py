@@ -97,7 +97,7 @@ def started(step: Callable[[], object], num_ranks: int) -> Traffic:
     def watch(frame: FrameType, event: str, _: Any) -> None:
         nonlocal total
         kind = kinds.get(frame.f_code) if event == "call" else None
-        if kind is None:
+        if kind is None or frame.f_locals["group"].size < 2:
             return
         counts[kind] += 1
         tensor = frame.f_locals[frame.f_code.co_varnames[0]]

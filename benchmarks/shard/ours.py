@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from benchmarks.shard.block import BlockLoss
 
@@ -26,10 +28,38 @@ def block_plan(num_ranks: int) -> Any:
 
 
 def parallel_block(model: BlockLoss, x_BSD: Tensor, *, compiled: bool) -> nn.Module:
-    """`model` as one rank's program."""
+    """`model` as one rank's program behind autograd, for any training loop."""
     import hyperparallel as hp
 
     plan = block_plan(dist.get_world_size())
     options = {"compile": True} if compiled else {}
     module: nn.Module = hp.parallelize(model, plan, {"x_BSD": x_BSD}, **options)
     return module
+
+
+class WholeStep:
+    """`TrainStep`'s forward and backward, one program with no autograd around it.
+
+    The input's gradient is part of the program, as it is asked for, but has nowhere to be put.
+    """
+
+    def __init__(self, model: BlockLoss, x_BSD: Tensor) -> None:
+        import hyperparallel as hp
+
+        plan = block_plan(dist.get_world_size())
+        self.model = model
+        self.train_step = hp.TrainStep(model, torch.optim.SGD, plan, {"x_BSD": x_BSD})
+
+    def gradients_of(self, x_BSD: Tensor) -> Tensor:
+        """The loss; gradients of this rank's pieces are set."""
+        loss: Tensor = self.train_step.gradients({"x_BSD": x_BSD})
+        return loss
+
+    def whole_gradients(self) -> dict[str, Tensor]:
+        grads = {}
+        for name, parameter in self.model.named_parameters():
+            assert isinstance(parameter, DTensor)
+            local = self.train_step.params[name].grad
+            grad = DTensor.from_local(local, parameter.device_mesh, parameter.placements)
+            grads[name] = grad.full_tensor()
+        return grads

@@ -25,6 +25,7 @@ class Running:
     module: Callable[[Tensor], Tensor]
     parameters: list[nn.Parameter]
     gradients: Callable[[], dict[str, Tensor]]
+    autograd: bool = True  # without, the module itself runs the backward
 
     def step(self, x_BSD: Tensor) -> Tensor:
         """Forward and backward: fresh gradients of every parameter and of the input."""
@@ -32,7 +33,8 @@ class Running:
         for parameter in self.parameters:
             parameter.grad = None
         loss = self.module(x_BSD)
-        loss.backward()
+        if self.autograd:
+            loss.backward()
         return loss
 
 
@@ -80,10 +82,16 @@ def hyperparallel_row(size: BlockSize, *, compiled: bool) -> Running:
     return Running(model, list(model.parameters()), lambda: dtensor.whole_gradients(model))
 
 
+def whole_step_row(size: BlockSize) -> Running:
+    whole = ours.WholeStep(make_block(size), make_input(size))
+    return Running(whole.gradients_of, [], whole.whole_gradients, autograd=False)
+
+
 LOCAL = "local half-block, no communication"
 HAND_WRITTEN = "hand-written Megatron TP"
 HAND_WRITTEN_INDUCTOR = "hand-written, Inductor"
 OURS = "hyperparallel, 2 declared weights"
+OURS_WHOLE_STEP = "hyperparallel TrainStep, 2 declared weights"
 OURS_INDUCTOR = "hyperparallel, Inductor"
 PARALLELIZE = "parallelize_module"
 ALL_DTENSORS = "weights as DTensors, 7 declared"
@@ -118,5 +126,6 @@ ROWS = (
         lambda size: weights_as_dtensors(size, declared=2, backend=None),
     ),
     Row(OURS, lambda size: hyperparallel_row(size, compiled=False)),
+    Row(OURS_WHOLE_STEP, whole_step_row),
     Row(OURS_INDUCTOR, lambda size: hyperparallel_row(size, compiled=True)),
 )

@@ -130,11 +130,12 @@ def ours(plan: Any, num_layers: int) -> Step:
     import hyperparallel as hp
 
     model, batch = make_llama(num_layers), make_batch()
-    train_step = hp.TrainStep(model, adamw(model), plan, batch)
+    train_step = hp.TrainStep(
+        model, lambda named: torch.optim.AdamW(named, lr=LEARNING_RATE, fused=True), plan, batch
+    )
 
-    def step() -> float | Tensor:
-        loss: float | Tensor = train_step.step(batch)["loss"]
-        return loss
+    def step() -> float:
+        return train_step.step(batch).loss
 
     return step
 

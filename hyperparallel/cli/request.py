@@ -80,7 +80,7 @@ def derive_request(request: Request) -> Derived:
         model = request.recipe.model(config).to(getattr(torch, config.dtype))
     tokens = torch.zeros((config.batch_size, config.seq_len), dtype=torch.int64)
     batch = {"input_ids": tokens, "labels": tokens}
-    return derive(model, request.plan, (), batch, outputs=("loss",))
+    return derive(model, request.plan, (), batch, loss="loss")
 
 
 def write_text(path: Path, text: str, option: str) -> None:

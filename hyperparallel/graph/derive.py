@@ -26,11 +26,11 @@ def derive(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    outputs: Sequence[str] | None = None,
+    loss: str | None = None,
     rates: Rates | None = None,
 ) -> Derived:
     """Derive a plan for a model and an example batch; the model may be on the meta device."""
-    return derived(build(model, plan, args, kwargs, outputs=outputs, rates=rates))
+    return derived(build(model, plan, args, kwargs, loss=loss, rates=rates))
 
 
 def derived(built: Built) -> Derived:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from hyperparallel.cluster import Rates
+from hyperparallel.errors import CaptureError
 from hyperparallel.graph.capture import Captured, capture, keep_outputs
 from hyperparallel.graph.extract import extract
 from hyperparallel.graph.passes.bucket import bucket
@@ -81,23 +82,22 @@ def build(
     kwargs: Mapping[str, Any] | None = None,
     *,
     train: bool = True,
-    outputs: Sequence[str] | None = None,
+    loss: str | None = None,
     rates: Rates | None = None,
     joint_passes: Sequence[JointPass] = JOINT_PASSES,
     rank_passes: Sequence[RankPass] = RANK_PASSES,
 ) -> Built:
     """Capture, extract and decide: everything up to the ranks' own programs.
 
-    outputs: the results to keep (all by default); gradients come from those alone. Where a result is
-    called "loss" gradients come from it only.
+    loss: the one result to keep and to differentiate ("" finds it: the one called "loss", or the only
+    one); None keeps all results, and differentiates "loss" where there is one, else all.
     Raises `CaptureError` where the module cannot be captured, `PlanError`/`LayoutError` for a plan that
     does not fit it.
     """
-    captured = capture(
-        module, tuple(args), dict(kwargs or {}), train=train, grad_outputs=outputs
-    )
-    if outputs is not None:
-        keep_outputs(captured, outputs)
+    roots = (loss,) if loss else None
+    captured = capture(module, tuple(args), dict(kwargs or {}), train=train, grad_outputs=roots)
+    if loss is not None:
+        keep_outputs(captured, (loss or loss_of(captured),))
     for joint_pass in joint_passes:
         joint_pass(captured)
     workload = extract(captured)
@@ -105,6 +105,14 @@ def build(
     random = frozenset(op.name for op in workload.ops if is_random(op.target))
     decisions = decide(workload, rules, plan, rates, random=random)
     return Built(captured, workload, rules, decisions, rank_passes)
+
+
+def loss_of(captured: Captured) -> str:
+    """The path of the result that is the loss: the one called "loss", or the only result."""
+    paths = list(captured.outputs)
+    if "loss" in paths or len(paths) == 1:
+        return "loss" if "loss" in paths else paths[0]
+    raise CaptureError("loss", paths, "one result called loss, or only one", "loss=<its path>")
 
 
 def rules_of(captured: Captured, workload: Workload) -> dict[str, Rule]:

@@ -14,6 +14,7 @@ import linecache
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -30,7 +31,6 @@ COLLECTIVES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     communication.all_gather_start: collectives.all_gather_start,
     communication.reduce_scatter_start: collectives.reduce_scatter_start,
     communication.all_to_all_start: collectives.all_to_all_start,
-    communication.wait: collectives.wait,
 }
 
 _METHODS = ("view", "reshape", "transpose", "permute", "unsqueeze", "expand", "t")
@@ -65,11 +65,28 @@ def fast_binding(target: Any) -> Any:
     return target
 
 
+class WaitClock:
+    """Waits for collectives and counts the seconds that took: communication that nothing hid."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def wait(self, pending: collectives.Pending) -> Tensor:
+        """The result of a started collective."""
+        began = perf_counter()
+        result = pending.wait()
+        self.seconds += perf_counter() - began
+        return result
+
+
 class _Source:
     """Collects the lines of a function and the objects they refer to."""
 
-    def __init__(self, bind: Bind) -> None:
+    def __init__(self, bind: Bind, clock: WaitClock) -> None:
         self.bind = bind
+        self.wait = clock.wait
         self.names: dict[Any, str] = {}
         self.scope: dict[str, Any] = {"inf": math.inf, "nan": math.nan}
         self.lines: list[str] = []
@@ -107,6 +124,8 @@ class _Source:
         if getattr(target, "__name__", "") == "getitem":
             return f"{arguments[0]}[{arguments[1]}]"
         arguments += [f"{key}={self.value(arg)}" for key, arg in node.kwargs.items()]
+        if target is communication.wait:
+            return f"{self.constant(self.wait)}({arguments[0]})"
         function = COLLECTIVES.get(target) or fast_binding(target)  # type: ignore[arg-type]
         return f"{self.constant(function)}({', '.join(arguments)})"
 
@@ -117,12 +136,14 @@ def compile_nodes(
     outputs: Iterable[fx.Node],
     bind: Bind,
     name: str = "program",
+    clock: WaitClock | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
     """A function of `inputs` that runs `nodes` in order and returns `outputs`.
 
-    `nodes` must be in dependency order and depend only on `inputs` and one another.
+    `nodes` must be in dependency order and depend only on `inputs` and one another. `clock` counts the
+    time spent waiting.
     """
-    source, results = _Source(bind), list(outputs)
+    source, results = _Source(bind, clock or WaitClock()), list(outputs)
     for i, node in enumerate(inputs):
         source.names[node] = f"i{i}"
     last_use: dict[fx.Node, int] = {}

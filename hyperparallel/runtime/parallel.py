@@ -32,17 +32,22 @@ from hyperparallel.runtime.ranks import Here
 
 
 def parallelize(
-    model: nn.Module, plan: Plan, example_batch: Any, *, here: Here | None = None
+    model: nn.Module,
+    plan: Plan,
+    example_batch: Any,
+    *,
+    compile: bool = False,
+    here: Here | None = None,
 ) -> nn.Module:
     """Make `model` run as one rank of `plan`; every rank of the job calls this with an equal model.
 
     example_batch: the global batch of one step, a mapping of keyword arguments, a tuple of positional
-    ones, or one tensor. Returns the same module object. Raises `PlanError` for a plan that does not fit
+    ones, or one tensor. compile: send compute through Inductor. Returns the same module object. Raises `PlanError` for a plan that does not fit
     the model or the job, `CaptureError` for a model that cannot be captured.
     """
     args, kwargs = call_of(example_batch)
     here = here or Here.in_job(plan.mesh)
-    state = ParallelState(meta_twin(model), here)
+    state = ParallelState(meta_twin(model), here, compile)
     place(model, state, state.build(plan, args, kwargs, train=True).built)
     return model
 
@@ -87,6 +92,7 @@ class ParallelState:
 
     twin: nn.Module
     here: Here
+    compile: bool = False
     plan: Plan | None = None
     mesh: DeviceMesh | None = None
     programs: dict[Any, _Program] = field(default_factory=dict)
@@ -94,9 +100,10 @@ class ParallelState:
     def build(
         self, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], train: bool
     ) -> _Program:
-        built = build(self.twin, plan, args, kwargs, train=train)
+        built = build(self.twin, plan, args, kwargs, train=train, rates=self.here.rates())
         rank_program = built.rank_program(self.here.rank, joint=False)
-        compiled = Compiled(rank_program, self.here.binder(built.decisions.mesh, rank_program))
+        bind = self.here.binder(built.decisions.mesh, rank_program)
+        compiled = Compiled(rank_program, bind, self.compile)
         program = _Program(built, compiled)
         leaves = built.captured.flatten_inputs(args, kwargs)
         self.programs[signature(leaves, train)] = program
@@ -169,7 +176,8 @@ class _Step(torch.autograd.Function):
     def forward(ctx: Any, run: _Run, *tensors: Any) -> tuple[Any, ...]:
         compiled = run.program.compiled
         program, stages = compiled.program, compiled.stages
-        params = [p.detach().to_local() for p in tensors[: len(program.params)]]
+        specs = [p._spec for p in tensors[: len(program.params)]]
+        params = [p._local_tensor for p in tensors[: len(program.params)]]
         values = {**run.inputs, **dict(zip(program.params.values(), params, strict=True))}
         values |= {program.buffers[name]: x for name, x in run.buffers.items()}
         values |= compiled.constants(run.buffers)
@@ -177,7 +185,7 @@ class _Step(torch.autograd.Function):
         saved = dict(zip(compiled.saved_names(), results[compiled.num_results :], strict=True))
         wanted = {n.name for n in stages.backward.inputs}
         ctx.values = {**{k: v for k, v in values.items() if k in wanted}, **saved}
-        ctx.run, ctx.params = run, params
+        ctx.run, ctx.params, ctx.specs = run, params, specs
         ctx.versions = [p._version for p in params]
         return tuple(_result(run, name, x) for name, x in _named_results(run, results))
 
@@ -197,11 +205,12 @@ class _Step(torch.autograd.Function):
         ctx.values = None
         by_name = dict(zip(program.grads, results, strict=False))
         param_grads = []
-        for name in program.params:
-            spec = program.grad_specs.get(name)
+        for name, spec in zip(program.params, ctx.specs, strict=True):
             grad = by_name.get(name)
-            keep = spec is not None and grad is not None
-            param_grads.append(present(grad, spec, run.mesh) if keep else None)
+            # The constructor that from_local ends in, with the parameter's own spec (torch 2.13).
+            param_grads.append(
+                None if grad is None else DTensor(grad, spec, requires_grad=False)  # type: ignore[call-arg]
+            )
         by_input = dict(zip(program.input_grads, results[len(program.grads) :], strict=True))
         return None, *param_grads, *(by_input.get(path) for path in program.inputs)
 

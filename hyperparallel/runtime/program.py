@@ -26,11 +26,12 @@ class JointProgram:
     built: Built
     here: Here
     defer: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         mesh = self.built.decisions.mesh
         program = self.built.rank_program(self.here.rank, defer=self.defer)
-        self.compiled = Compiled(program, self.here.binder(mesh, program))
+        self.compiled = Compiled(program, self.here.binder(mesh, program), self.compile)
         self._finish: Compiled | None = None
         if self.defer:
             last = self.built.reduction_program(program)

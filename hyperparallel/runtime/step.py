@@ -38,10 +38,12 @@ IGNORED_LABEL = -100
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step reports, the same on every rank. grad_norm is before clipping, NaN if not asked for."""
+    """What a step reports. grad_norm is before clipping, NaN if not asked for; comm_seconds is how long
+    this rank waited for communication."""
 
     loss: float
     grad_norm: float
+    comm_seconds: float = 0.0
 
 
 class TrainStep:
@@ -50,7 +52,8 @@ class TrainStep:
     optimizer: makes a torch optimizer from (name, local parameter) pairs, for instance
         `lambda named: torch.optim.AdamW(named, lr=1e-3)`.
     example_batch: the global batch of one step (see `parallelize`). accumulate: micro-batches per step.
-    clip: largest global gradient norm. loss: path of the loss in the model's result.
+    clip: largest global gradient norm. loss: path of the loss in the model's result (by default the
+        one called loss, or the only one). compile: send compute through Inductor.
     The model's parameters are presented as DTensors that share memory with what the step updates.
     """
 
@@ -63,10 +66,11 @@ class TrainStep:
         *,
         accumulate: int = 1,
         clip: float | None = None,
-        loss: str = "loss",
+        loss: str = "",
+        compile: bool = False,
         here: Here | None = None,
     ) -> None:
-        self.loss, self.accumulate, self.clip = loss, accumulate, clip
+        self.loss, self.accumulate, self.clip, self.compile = loss, accumulate, clip, compile
         self.here = here or Here.in_job(plan.mesh)
         self.defer = accumulate > 1 and (plan.fsdp is None or plan.zero == 1)
         self.model = model
@@ -88,12 +92,16 @@ class TrainStep:
 
     def step(self, batch: Any) -> StepResult:
         """One update from a global batch; returns the loss of the batch before it."""
+        waited = self._waited()
         losses = self.gradients(batch)
         norm = self._clip() if self.clip is not None else math.nan
         self.optimizer.step()
         for name in self.trained:
             self.params[name].grad = None
-        return StepResult(float(losses), float(norm))
+        return StepResult(float(losses), float(norm), self._waited() - waited)
+
+    def _waited(self) -> float:
+        return sum(program.compiled.clock.seconds for program in self._programs.values())
 
     def gradients(self, batch: Any) -> Tensor:
         """Set `.grad` of the local parameters from a global batch; returns the loss (0-dim tensor)."""
@@ -120,9 +128,11 @@ class TrainStep:
 
     def _build(self, batch: Any, plan: Plan) -> JointProgram:
         args, kwargs = call_of(batch)
-        built = build(self.state.twin, plan, args, kwargs, outputs=(self.loss,))
+        built = build(
+            self.state.twin, plan, args, kwargs, loss=self.loss, rates=self.here.rates()
+        )
         leaves = built.captured.flatten_inputs(args, kwargs)
-        program = JointProgram(built, self.here, self.defer)
+        program = JointProgram(built, self.here, self.defer, self.compile)
         self._programs[signature(leaves)] = program
         return program
 

@@ -1,4 +1,4 @@
-"""Builds the shared-memory transport from its one C++ file, once per machine and source.
+"""Builds the shared-memory transport from its C++ source, once per machine and source.
 
 The system compiler is called directly; the library goes to a private cache folder under a name made
 of source, flags and processor, by atomic rename, so a killed build leaves nothing that anybody
@@ -67,7 +67,9 @@ def build(folder: Path | None = None) -> Path:
     if sys.platform != "linux":
         raise BuildError(f"futexes and memfd are Linux's, this is {sys.platform}")
     folder = folder or _private_folder()
-    key = hashlib.sha256(SOURCE.read_bytes())
+    key = hashlib.sha256()
+    for file in sorted(SOURCE.parent.glob("_shm*.cpp")):
+        key.update(file.read_bytes())
     key.update("\0".join((*FLAGS, _processor())).encode())
     target = folder / f"shm-{key.hexdigest()[:20]}.so"
     if target.exists():

@@ -4,9 +4,9 @@ Random (source, target) layouts, seeded, on meshes 8x8, 4x4x4 and 2x4x2x4, for t
 dims. Every axis of the source independently replicates, cuts a random dim or is a pending sum; the
 target has no pending sums. Axes cut a dim in mesh order, as DTensor's default does ("any order"
 rows shuffle them). Bytes are what one rank receives (most of any rank), each planner's steps
-counted by the formulae of `hyperparallel.layout.steps`; time is one cold call in a warm process, no
-cache kept between pairs. All planners see each pair in turn. Run as `python -m benchmarks.reshard
-[--pairs N] [--seed N]`.
+counted by the formulae of `hyperparallel.layout.steps`; time is the CPU time of one cold call in a
+warm process: no cache is kept between pairs, the garbage collector waits. All planners see each
+pair in turn. Run as `python -m benchmarks.reshard [--pairs N] [--seed N]`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,6 @@ def dtensor_bytes(src: Layout, shape: tuple[int, ...], transforms: list[Any]) ->
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
     """The result and the CPU seconds of this thread, which a busy machine does not change."""
-    gc.collect()
     gc.disable()
     start = time.thread_time()
     result = function()
@@ -287,7 +286,7 @@ def report(pairs: list[Pair]) -> Report:
         "Redistribution planning",
         (
             Table("Bytes", BYTES, tuple(bytes_row(*row) for row in rows), notes),
-            Table("Cold planning time", TIMES, tuple(time_row(*row) for row in rows),
+            Table("Cold planning time (CPU)", TIMES, tuple(time_row(*row) for row in rows),
                   (f"ours over 1 ms: {slow} of {len(pairs)} pairs",)),
             Table("Losing rows: more bytes than the shortest path", columns, tuple(lost)),
         ),

@@ -153,11 +153,11 @@ def _reduce(
         ends = [tuple(axis for axis in want if axis in direct) for want in task.dst]
         for dim, more in place(task, dims, [a for a in axes if a in scattered], quiet):
             ends[dim] += more
-        for dim, end in enumerate(ends):
-            if end:
-                dims[dim] += end
-                steps.append(("reduce_scatter", end, dim, op))
-                price += (_product(task.traffic.sizes, end) - 1) * task.traffic.largest(dims)
+        for dim in _least_waste_first(task, dims, ends):
+            paid, groups = _scatter(task, dims, dim, ends[dim])
+            price += paid
+            dims[dim] += ends[dim]
+            steps += [("reduce_scatter", group, dim, op) for group in groups]
         ended = {axis for end in ends for axis in end}
         rest = tuple(axis for axis in task.traffic.sizes if axis in axes and axis not in ended)
         if rest:
@@ -165,6 +165,43 @@ def _reduce(
             n = _product(task.traffic.sizes, rest)
             price += 2 * (n - 1) * -(-task.traffic.largest(dims) // n)
     return price, steps, tuple(dims)
+
+
+def _least_waste_first(
+    task: Task, dims: list[tuple[str, ...]], ends: list[tuple[str, ...]]
+) -> list[int]:
+    """Dims to be scattered over, those that divide first: a rounded-up piece costs what follows."""
+    chosen = [dim for dim, end in enumerate(ends) if end]
+    if len(chosen) < 2:
+        return chosen
+    before = task.traffic.lengths(dims)
+    after = task.traffic.lengths([have + end for have, end in zip(dims, ends, strict=True)])
+
+    def waste(dim: int) -> float:
+        return after[dim] * _product(task.traffic.sizes, ends[dim]) / max(before[dim], 1)
+
+    return sorted(chosen, key=waste)
+
+
+def _scatter(
+    task: Task, dims: list[tuple[str, ...]], dim: int, end: tuple[str, ...]
+) -> tuple[int, list[tuple[str, ...]]]:
+    """The price of reduce-scatters over the axes of `end`: one, or one each if that is less.
+
+    Pieces that divide cost the same either way; one joint scatter of few rows over many ranks rounds
+    every rank's share up to a row, where the inner of two scatters works on few rows already.
+    """
+    sizes, traffic = task.traffic.sizes, task.traffic
+    now = list(dims)
+    now[dim] += end
+    joint = (_product(sizes, end) - 1) * traffic.largest(now)
+    if len(end) == 1:
+        return joint, [end]
+    single, now = 0, list(dims)
+    for axis in end:
+        now[dim] += (axis,)
+        single += (sizes[axis] - 1) * traffic.largest(now)
+    return (single, [(axis,) for axis in end]) if single < joint else (joint, [end])
 
 
 def by_op(reduce: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:

@@ -114,8 +114,13 @@ def test_partial_to_shard_is_one_reduce_scatter(
     mesh = Mesh((2, 4)[: len(axes)], ("x", "y")[: len(axes)])
     dims = [axes if d == dim else None for d in range(3)]
     src = mesh(None, None, None, partial=dict.fromkeys(axes, "sum"))
-    (step,) = check(src, mesh(*dims), shape)
-    assert (type(step), step.axes) == (ReduceScatter, axes)
+    steps = check(src, mesh(*dims), shape)
+    if shape == (8, 8, 8) or len(axes) == 1:
+        assert [(type(step), step.axes) for step in steps] == [(ReduceScatter, axes)]
+    # Where pieces do not divide, one scatter per axis may round up less than a joint one.
+    joint = ReduceScatter(axes, src, mesh(*dims), dim, "sum").num_elements(shape)
+    assert sum(step.num_elements(shape) for step in steps) <= joint
+    assert set(kinds(steps)) == {ReduceScatter}
 
 
 def test_axes_in_another_order_are_one_permute() -> None:

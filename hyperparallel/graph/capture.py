@@ -12,19 +12,26 @@ back; a parameter that the loss does not depend on has no gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule  # checked on torch 2.13
 
 from hyperparallel.errors import CaptureError
-from hyperparallel.graph import trace as tracing
 from hyperparallel.graph.batch import CallTree, Tree, call_tree
-from hyperparallel.graph.naming import name_graph
+from hyperparallel.graph.blocks import Stack, find_stacks, interleaved, mark_blocks
+from hyperparallel.graph.naming import Names, name_graph
+from hyperparallel.graph.passes.mask import fold_mask_nodes
+from hyperparallel.graph.passes.tidy import tidy_graph
 from hyperparallel.graph.skeleton import batch_device, fake_tensor, named_tensors, skeleton
+from hyperparallel.graph.stamp import NotUniform, Result, check_order, stamp
+from hyperparallel.graph.standin import Reduction, Watch, reduce_stack
+from hyperparallel.graph.trace import Trace, trace
 
 
 @dataclass
@@ -103,51 +110,117 @@ def capture(
     train: bool = True,
     grad_outputs: Sequence[str] | None = None,
     strict: bool | None = None,
+    shorten: bool = True,
 ) -> Captured:
-    """Capture `module(*args, **kwargs)` as one joint graph.
+    """Capture `module(*args, **kwargs)` as one joint graph, tidied and with constant masks folded.
 
-    With `train`, a module in evaluation mode is captured in training mode (a module in training mode
-    is taken as it is, frozen submodules included) with its backward; without, in evaluation mode and
-    forward only. `grad_outputs` names the outputs that gradients come from (if None: "loss" where there
-    is one, else all differentiable ones). `strict` forces one tracing route. Raises
-    `CaptureError` naming the line that stopped it.
+    With `train`, a module in evaluation mode is captured in training mode (a module in training
+    mode is taken as it is, frozen submodules included) with its backward; without, in evaluation
+    mode and forward only. `grad_outputs` names the outputs that gradients come from (if None:
+    "loss" where there is one, else all differentiable ones). `strict` forces one tracing route. With `shorten`, a deep stack of equal blocks is traced with four of them and the
+    rest copied, if nothing speaks against it. Raises `CaptureError` naming the line that stopped it.
 
     >>> found = capture(nn.Linear(2, 3), (torch.zeros(4, 2),))
     >>> found.params, list(found.inputs), list(found.outputs), list(found.grads)
     ({'weight': 'param_weight', 'bias': 'param_bias'}, ['input'], ['output'], ['weight', 'bias'])
     """
     call, leaves = call_tree(module, args, kwargs or {})
-    device = batch_device(leaves)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    twin = skeleton(module, mode, device)
-    if not train:
-        twin.eval()
-    elif not module.training:
-        twin.train()
-    fakes = [fake_tensor(mode, leaf, device) for leaf in leaves]
-    found = tracing.trace(
-        twin,
-        call,
-        fakes,
-        mode,
-        train=train,
-        wants_grad=lambda paths: _gradient_roots(paths) if grad_outputs is None else grad_outputs,
-        strict=strict,
-    )
-    params, buffers = (_aliases(tensors) for tensors in named_tensors(module))
-    names = name_graph(found, call)
-    return Captured(
-        graph_module=found.graph_module,
-        params=names.params,
-        param_aliases=params,
-        buffers=names.buffers,
-        inputs=names.inputs,
-        tangents=names.tangents,
-        results=names.results,
-        in_spec=call,
-        out_spec=found.out_tree,
-        buffer_aliases=buffers,
-    )
+    task = _Task(module, call, leaves, train, grad_outputs, find_stacks(module))
+    reductions = [r for r in map(reduce_stack, task.stacks) if r is not None]
+    if shorten and reductions and not strict:
+        with contextlib.suppress(NotUniform, CaptureError):
+            return task.run(False, reductions)
+    return task.run(strict, [])
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One call of `capture`: what stays the same whichever way the module is traced."""
+
+    module: nn.Module
+    call: CallTree
+    leaves: list[torch.Tensor]
+    train: bool
+    grad_outputs: Sequence[str] | None
+    stacks: list[Stack]
+
+    def run(self, strict: bool | None, reductions: list[Reduction]) -> Captured:
+        watches = [Watch(reduction) for reduction in reductions]
+        found = self._trace(strict, watches)
+        names = name_graph(found, self.call)
+        graph = found.graph_module.graph
+        mark_blocks(graph, self.stacks)
+        for watch in watches:
+            doubt = watch.doubt or interleaved(graph, watch.reduction.stack)
+            if doubt:
+                raise NotUniform(doubt)
+        tidy_graph(graph)
+        fold_mask_nodes(graph)
+        params, buffers = named_tensors(self.module)
+        if reductions:
+            self._stamp(graph, names, reductions, [*params, *buffers])
+        return Captured(
+            graph_module=_LazyGraphModule.from_graphmodule(found.graph_module),
+            params=names.params,
+            param_aliases=_aliases(params),
+            buffers=names.buffers,
+            inputs=names.inputs,
+            tangents=names.tangents,
+            results=names.results,
+            in_spec=self.call,
+            out_spec=found.out_tree,
+            buffer_aliases=_aliases(buffers),
+        )
+
+    def _trace(self, strict: bool | None, watches: list[Watch]) -> Trace:
+        device = batch_device(self.leaves)
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        memo = {key: twin for watch in watches for key, twin in watch.stand_ins().items()}
+        twin = skeleton(self.module, mode, device, memo)
+        if not self.train:
+            twin.eval()
+        elif not self.module.training:
+            twin.train()
+        for watch in watches:
+            watch.attach(twin.get_submodule(watch.reduction.stack.name))
+        fakes = [fake_tensor(mode, leaf, device) for leaf in self.leaves]
+        wanted = self.grad_outputs
+        return trace(
+            twin,
+            self.call,
+            fakes,
+            mode,
+            train=self.train,
+            wants_grad=lambda paths: _gradient_roots(paths) if wanted is None else wanted,
+            strict=strict,
+        )
+
+    def _stamp(
+        self, graph: fx.Graph, names: Names, reductions: list[Reduction], order: list[str]
+    ) -> None:
+        results = returned(graph, names.results)
+        for reduction in reductions:
+            results = stamp(graph, reduction, results, order)
+        check_order(graph)
+        roles = {role: place for place, role in enumerate(("output", "mutation", "grad"))}
+        rank = {name: place for place, name in enumerate(order)}
+        results.sort(key=lambda r: (roles.get(r.role, 3), rank.get(r.name, 0)))
+        output_node(graph).args = (tuple(r.node for r in results),)
+        names.results = [(r.role, r.name) for r in results]
+        for node in graph.find_nodes(op="placeholder"):
+            role, name = node.meta["role"]
+            names.of(role)[name] = node.name
+        for role in ("param", "buffer"):
+            held = names.of(role)
+            for name in sorted(held, key=rank.__getitem__):
+                held[name] = held.pop(name)
+
+
+def returned(graph: fx.Graph, roles: Sequence[tuple[str, str]]) -> list[Result]:
+    """What a graph returns, with its meaning."""
+    values = output_node(graph).args[0]
+    assert isinstance(values, (tuple, list))
+    return [Result(role, name, x) for (role, name), x in zip(roles, values, strict=True)]
 
 
 def _gradient_roots(paths: Sequence[str]) -> Sequence[str]:
@@ -155,15 +228,17 @@ def _gradient_roots(paths: Sequence[str]) -> Sequence[str]:
 
 
 def keep_outputs(captured: Captured, wanted: Sequence[str]) -> None:
-    """Drop the other outputs from a captured graph, in place; raises `CaptureError` for unknown ones."""
+    """Drop other outputs from a captured graph, in place; raises `CaptureError` for unknown ones."""
     for path in wanted:
         if path not in captured.outputs:
             raise CaptureError("output", path, f"one of {', '.join(captured.outputs)}")
-    keep = [role != "output" or name in wanted for role, name in captured.results]
-    last = output_node(captured.graph)
-    returned = zip(last.args[0], keep, strict=True)  # type: ignore[arg-type]
-    last.args = ([value for value, kept in returned if kept],)
-    captured.results = [r for r, kept in zip(captured.results, keep, strict=True) if kept]
+    found = [
+        r
+        for r in returned(captured.graph, captured.results)
+        if r.role != "output" or r.name in wanted
+    ]
+    output_node(captured.graph).args = (tuple(r.node for r in found),)
+    captured.results = [(r.role, r.name) for r in found]
     captured.graph.eliminate_dead_code()
 
 
@@ -172,8 +247,3 @@ def _aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     return {
         name: first[id(x)] for name, x in tensors.items() if first.setdefault(id(x), name) != name
     }
-
-
-def nodes_of(captured: Captured) -> Iterator[fx.Node]:
-    """The computing nodes of a captured graph, in order."""
-    return (n for n in captured.graph.nodes if n.op not in ("placeholder", "output"))

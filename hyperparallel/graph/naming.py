@@ -38,6 +38,11 @@ class Names:
     tangents: dict[str, str] = field(default_factory=dict)
     results: list[tuple[str, str]] = field(default_factory=list)
 
+    def of(self, role: str) -> dict[str, str]:
+        """The names of one role: "param", "buffer", "input" or "tangent"."""
+        roles = {"param": self.params, "buffer": self.buffers, "input": self.inputs}
+        return roles.get(role, self.tangents)
+
 
 def identifier(role: str, name: str) -> str:
     """A node name for a parameter, buffer, input or tangent.
@@ -70,16 +75,10 @@ def name_graph(trace: Trace, call: CallTree) -> Names:
         node._rename(identifier(role, name))
         node.target = node.name
         node.meta["role"] = (role, name)
-        {
-            "param": names.params,
-            "buffer": names.buffers,
-            "input": names.inputs,
-            "tangent": names.tangents,
-        }[role][name] = node.name
+        names.of(role)[name] = node.name
     _order_results(trace, names, role_of, outputs)
     graph.set_codegen(CodeGen())  # flat arguments instead of (primals, tangents)
     graph.eliminate_dead_code()
-    trace.graph_module.recompile()
     return names
 
 

@@ -39,12 +39,11 @@ def skeleton(
     module: nn.Module,
     mode: FakeTensorMode,
     device: torch.device,
-    dropped: Iterable[nn.Module] = (),
+    stand_ins: Mapping[int, nn.Module] | None = None,
 ) -> nn.Module:
-    """Copy `module` with fake tensors; each module in `dropped` becomes an empty stand-in."""
-    memo: dict[int, Any] = {id(block): nn.Module() for block in dropped}
-    kept = [m for m in _walk(module, memo)]
-    for part in kept:
+    """Copy `module` with fake tensors; `stand_ins` replaces parts, by the id of the part."""
+    memo: dict[int, Any] = dict(stand_ins or {})
+    for part in list(_walk(module, memo)):
         for x in (*part._parameters.values(), *part._buffers.values()):
             if x is not None and id(x) not in memo:
                 memo[id(x)] = fake_tensor(mode, x, device)

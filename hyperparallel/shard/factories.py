@@ -93,6 +93,8 @@ RULES: dict[str, Builder] = {
     **dict.fromkeys(_DRAWN_LIKE, never),
     **dict.fromkeys(_DRAWN_WHOLE, whole),
     **dict.fromkeys(("aten.tril_indices", "aten.triu_indices"), whole),
+    # Checks of what a program assumes: no results, and they look at whole tensors.
+    **dict.fromkeys(("aten._assert_async", "aten._assert_tensor_metadata"), whole),
     **dict.fromkeys(
         [
             "aten.new_zeros",

@@ -193,7 +193,7 @@ def _normalisation() -> Iterator[Case]:
         b,
         [True] * 3,
     )
-    # Its backward has no CPU kernel: `test_localise_gpu.py` has it.
+    # Its backward has no CPU kernel: `test_cuda_ops.py` has it.
     yield case(aten._fused_rms_norm.default, x, [6], w, 1e-5)
     images = r(5, 6, 4)
     yield case(aten.native_group_norm.default, images, r(6), r(6), 5, 6, 4, 3, 1e-5)

@@ -144,7 +144,9 @@ class OpRun:
             return None
         flat = [f for dim in dims for f in dim]
         inside = rule.inside or {}
-        full = torch.zeros([rule.sizes[f] for f in flat], dtype=parts[0].dtype)
+        full = torch.zeros(
+            [rule.sizes[f] for f in flat], dtype=parts[0].dtype, device=parts[0].device
+        )
         seen: dict[tuple[int, ...], torch.Tensor] = {}
         for place, part in zip(places, parts, strict=True):
             here = {f: pieces[f][n] for f, n in place.items()}

@@ -1,0 +1,125 @@
+"""train as typed: parity with one device, resume, mistakes, failures and Ctrl-C without orphans."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.procs
+ROOT = Path(__file__).resolve().parents[2]
+TINY = "tests.cli.tiny:tiny"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"the {n} and the {n * n % 97} say hello.\n" for n in range(2000)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return os.environ | {"XDG_CACHE_HOME": cache, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def _command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "hyperparallel", "train", *words]
+
+
+def _run(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_losses_equal_one_device_and_files_are_written(
+    text: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    words = [TINY, "--mesh", "dp=2,tp=2", "--data", str(text), "--run-folder", str(tmp_path)]
+    done = _run(environment, *_command(*words, "--check", "dtype=float64"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "check passed: 4 steps" in done.stdout
+    assert "model.layers.*.mlp.up_proj.weight [x2]" in done.stdout
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [0, 1, 2, 3]
+    assert json.loads((tmp_path / "plan.json").read_text())["num_ranks"] == 4
+    assert (tmp_path / "plan.html").exists()
+
+
+def test_an_old_run_folder_is_resumed(
+    text: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    words = [TINY, "--mesh", "dp=2", "--data", str(text), "--run-folder", str(tmp_path)]
+    words += ["checkpoint_every=2", "schedule=constant"]
+    first = _run(environment, *_command(*words, "--steps", "2"))
+    assert first.returncode == 0, first.stderr
+    second = _run(environment, *_command(*words, "--steps", "4", "--check"))
+    assert second.returncode == 0, second.stderr
+    assert "steps 3 to 4" in second.stdout and "check left out" in second.stdout
+
+
+def test_ranks_of_torchrun_are_used(
+    text: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2", "-m", "hyperparallel"]
+    words = ["train", TINY, "--mesh", "dp=2", "--data", str(text), "--run-folder", str(tmp_path)]
+    done = _run(environment, *torchrun, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("steps 1 to 4") == 1  # rank 0 alone talks
+
+
+def test_a_failing_rank_is_reported(text: Path, environment: dict[str, str]) -> None:
+    words = ["tests.cli.tiny:failing", "--mesh", "dp=2", "--data", str(text)]
+    done = _run(environment, *_command(*words, f"run_folder={text.parent / 'failing'}"))
+    assert done.returncode == 1
+    assert "run failed:" in done.stderr and "this model is broken" in done.stderr
+
+
+@pytest.fixture
+def endless(
+    text: Path, environment: dict[str, str], tmp_path: Path
+) -> Iterator[subprocess.Popen[str]]:
+    """A run that has begun its steps."""
+    words = [TINY, "--mesh", "dp=2", "--data", str(text), "--run-folder", str(tmp_path)]
+    words += ["--steps", "1000000"]
+    with subprocess.Popen(
+        _command(*words), cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert any(line.startswith("step ") for line in process.stdout)
+        yield process
+        process.kill()
+
+
+def test_ctrl_c_ends_every_rank(endless: subprocess.Popen[str]) -> None:
+    ranks = _children(endless.pid)
+    assert len(ranks) == 2
+    os.killpg(endless.pid, signal.SIGINT)  # as the terminal does
+    began = time.monotonic()
+    endless.communicate(timeout=30)
+    assert endless.returncode == 130
+    assert time.monotonic() - began < 10
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(stat.parent.name))
+    return found

@@ -7,6 +7,7 @@ to, and compares the losses.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from functools import partial
@@ -86,6 +87,7 @@ def make_job(request: Request) -> Job:
             given = f"{corpus.tokenizer_path} with {corpus.tokens.vocab_size} tokens"
             raise DataError("tokenizer", given, f"at most the model's {config.vocab_size} tokens")
         config = config.model_copy(update={"vocab_size": corpus.tokens.vocab_size})
+    assert config.run_folder is not None  # `with_run_folder` saw to it
     show = partial(announce, config.run_folder, request.recipe.name, len(corpus.tokens))
     return Job(config, request.plan, request.recipe.model, corpus.tokens.path, show)
 
@@ -122,7 +124,8 @@ def check_losses(job: Job, result: TrainResult) -> None:
         return
     alone = single_device_losses(job, CHECK_STEPS)
     together = result.losses[: len(alone)]
-    worst = max(abs(a - b) / abs(a) for a, b in zip(alone, together, strict=True))
+    differences = [abs(a - b) / abs(a) for a, b in zip(alone, together, strict=True)]
+    worst = math.nan if any(map(math.isnan, differences)) else max(differences)
     allowed = TOLERANCE[job.config.dtype]
     said = f"{len(alone)} steps on one device: largest relative difference {worst:.1e}"
     if not worst <= allowed:

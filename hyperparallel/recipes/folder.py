@@ -43,12 +43,15 @@ def build(folder: Path, config: TrainConfig) -> nn.Module:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    model: nn.Module
     if any(folder.glob("*.safetensors")) and torch.get_default_device().type != "meta":
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
         )
-    described = AutoConfig.from_pretrained(folder, local_files_only=True)
-    return AutoModelForCausalLM.from_config(described)
+    else:
+        described = AutoConfig.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_config(described)
+    return model
 
 
 def declare(folder: Path, mesh: Mesh) -> Plan:

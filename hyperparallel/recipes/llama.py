@@ -41,7 +41,7 @@ def build_demo(config: TrainConfig) -> nn.Module:
     """The demo's model; its vocabulary is the tokenizer's."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(
+    model: nn.Module = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocab_size,
             hidden_size=256,
@@ -52,3 +52,4 @@ def build_demo(config: TrainConfig) -> nn.Module:
             max_position_embeddings=max(2048, config.seq_len),
         )
     )
+    return model

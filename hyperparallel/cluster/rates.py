@@ -21,7 +21,8 @@ class Rates:
     latency_seconds: of one collective.
 
     The defaults are the ratios of an H100 node (sustained bf16 400 TFLOP/s, 2.5 TB/s HBM, 300 GB/s
-    NVLink per direction, 15 us per collective): decisions depend on ratios, not on absolute speed.
+    NVLink per direction, 15 us per collective): decisions depend on ratios, not on absolute speed. They are
+    used on CPU ranks too, so that a laptop derives the program that the cluster will run.
     """
 
     flops_per_second: float = 400e12
@@ -44,12 +45,3 @@ class Rates:
         """
         bandwidth = self.axis_bytes_per_second.get(axis, self.link_bytes_per_second)
         return self.latency_seconds + received_bytes / bandwidth
-
-    @classmethod
-    def of_cpu_rank(cls) -> Rates:
-        """One core of a server as one rank, its peers on the same machine over shared memory.
-
-        Sustained float32 matmul 90 GFLOP/s, 10 GB/s of memory, 3 GB/s between ranks, 30 us a collective:
-        the order of what `benchmarks/` measures on two cores of an AMD EPYC 7003.
-        """
-        return cls(90e9, 10e9, 3e9, 30e-6)

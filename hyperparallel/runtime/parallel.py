@@ -100,7 +100,7 @@ class ParallelState:
     def build(
         self, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], train: bool
     ) -> _Program:
-        built = build(self.twin, plan, args, kwargs, train=train, rates=self.here.rates())
+        built = build(self.twin, plan, args, kwargs, train=train)
         rank_program = built.rank_program(self.here.rank, joint=False)
         bind = self.here.binder(built.decisions.mesh, rank_program)
         compiled = Compiled(rank_program, bind, self.compile)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from hyperparallel.cluster import Rates
 from hyperparallel.errors import PlanError
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.layout import Mesh
@@ -44,10 +43,6 @@ class Here:
         if groups is None:
             groups = Groups.of_default() if joined else Groups(0, 1)
         return cls(rank, size, device, groups)
-
-    def rates(self) -> Rates:
-        """What decisions for this kind of device are priced with."""
-        return Rates() if self.device.type == "cuda" else Rates.of_cpu_rank()
 
     def binder(self, mesh: Mesh, program: RankProgram) -> Bind:
         """Make the groups that a program needs (all ranks together); returns axes -> this rank's group."""

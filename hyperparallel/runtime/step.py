@@ -128,9 +128,7 @@ class TrainStep:
 
     def _build(self, batch: Any, plan: Plan) -> JointProgram:
         args, kwargs = call_of(batch)
-        built = build(
-            self.state.twin, plan, args, kwargs, loss=self.loss, rates=self.here.rates()
-        )
+        built = build(self.state.twin, plan, args, kwargs, loss=self.loss)
         leaves = built.captured.flatten_inputs(args, kwargs)
         program = JointProgram(built, self.here, self.defer, self.compile)
         self._programs[signature(leaves)] = program

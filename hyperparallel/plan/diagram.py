@@ -86,11 +86,8 @@ def draw(
     found, elsewhere = blocks(parameters, communications)
     drawn = [_block(block, layouts, colours) for block in found]
     if elsewhere:
-        pills = "".join(_move(move) for move in elsewhere)
-        drawn.append(
-            '<div class="block"><header>no single module</header>'
-            f'<div class="moves">{pills}</div></div>'
-        )
+        header = "<header>no single module</header>"
+        drawn.append(f'<div class="block">{header}{_moves(elsewhere)}</div>')
     return '\n<div class="arrow"></div>\n'.join(drawn)
 
 
@@ -100,17 +97,15 @@ def _block(block: Block, layouts: Mapping[str, Layout], colours: Mapping[str, st
     title = escape(block.path) + times
     parts = "\n".join(_part(part, layouts, colours) for part in block.parts.values())
     kind = "block repeated" if repeated else "block"
-    moves = "".join(_move(move) for move in block.moves)
-    head = f'<header>{title}</header><div class="moves">{moves}</div>'
+    head = f"<header>{title}</header>{_moves(block.moves)}"
     return f'<div class="{kind}">{head}\n{parts}</div>'
 
 
 def _part(part: Part, layouts: Mapping[str, Layout], colours: Mapping[str, str]) -> str:
     chips = "".join(_chip(row, part, layouts[row.names[0]], colours) for row in part.rows)
-    moves = "".join(_move(move) for move in part.moves)
     return (
         f'<div class="part"><div class="label">{escape(part.label)}</div>'
-        f'<div class="chips">{chips}</div><div class="moves">{moves}</div></div>'
+        f'<div class="chips">{chips}</div>{_moves(part.moves)}</div>'
     )
 
 
@@ -124,12 +119,19 @@ def _chip(row: ParameterRow, part: Part, layout: Layout, colours: Mapping[str, s
     )
 
 
-def _move(move: CommunicationRow) -> str:
-    hint = escape(f"{move.phase}, {move.module}: {move.reason}", quote=True)
-    times = f"{move.count} " if move.count > 1 else ""
-    what = f"{times}{escape(move.kind)} over {escape(axes_words(move.axes))}"
-    size = bytes_words(move.step_bytes)
-    return f'<span class="move" title="{hint}">{ARROWS[move.phase]} {what}, {size}</span>'
+def _moves(moves: list[CommunicationRow]) -> str:
+    """One pill per phase, kind and axes; its hint says what they are for."""
+    alike: dict[tuple[str, str, tuple[str, ...]], list[CommunicationRow]] = {}
+    for move in moves:
+        alike.setdefault((move.phase, move.kind, move.axes), []).append(move)
+    pills = []
+    for (phase, kind, axes), group in alike.items():
+        hint = "\n".join(f"{phase}, {move.module}: {move.reason}" for move in group)
+        count, size = sum(m.count for m in group), bytes_words(sum(m.step_bytes for m in group))
+        what = f"{f'{count} ' if count > 1 else ''}{escape(kind)} over {escape(axes_words(axes))}"
+        title = escape(hint, quote=True)
+        pills.append(f'<span class="move" title="{title}">{ARROWS[phase]} {what}, {size}</span>')
+    return f'<div class="moves">{"".join(pills)}</div>'
 
 
 def glyph(layout: Layout) -> str:

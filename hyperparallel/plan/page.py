@@ -113,8 +113,9 @@ def _collectives(rows: list[CommunicationRow], mesh: Mesh | None) -> str:
             ranks *= mesh.axis_size(axis) if mesh and axis in mesh.names else 1
         where = row.module or ", ".join(row.values[:4])
         text.append(
-            f"<tr><td>{row.phase}</td><td>{escape(row.kind)}</td>"
-            f'<td>{escape(axes_words(row.axes))} <span class="faint">({ranks} ranks)</span></td>'
+            f'<tr><td class="shape">{row.phase}</td><td class="shape">{escape(row.kind)}</td>'
+            f'<td class="shape">{escape(axes_words(row.axes))} '
+            f'<span class="faint">({ranks} ranks)</span></td>'
             f'<td class="number">{row.count}</td>'
             f'<td class="number">{bytes_words(row.step_bytes)}'
             f'<div class="bar" style="width:{100 * row.step_bytes / most:.0f}%"></div></td>'

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from torch import nn
 
@@ -64,12 +65,14 @@ def derived(built: Built) -> Derived:
 def _communications(transfers: Sequence[Transfer], built: Built) -> tuple[Communication, ...]:
     names = {value: name for name, value in built.workload.params.items()}
     grads = {value: name for name, value in built.workload.grads.items()}
-    counted: Counter[tuple[Any, ...]] = Counter()
+    counted: Counter[Communication] = Counter()
     for t in transfers:
         value = names.get(t.value) or (f"grad of {grads[t.value]}" if t.value in grads else t.value)
-        phase = "backward" if t.backward else "forward"
-        counted[t.kind, t.axes, t.num_bytes, phase, value, t.module, t.reason] += 1
-    return tuple(Communication(*key, count=count) for key, count in counted.items())
+        phase: Literal["forward", "backward"] = "backward" if t.backward else "forward"
+        counted[
+            Communication(t.kind, t.axes, t.num_bytes, phase, value, t.module, t.reason)
+        ] += 1
+    return tuple(replace(one, count=count) for one, count in counted.items())
 
 
 def _values(built: Built) -> tuple[BlockLayout, ...]:

@@ -78,7 +78,7 @@ def _outputs(node: fx.Node) -> tuple[str | None, ...]:
     results: list[str | None] = [None] * (len(value) if isinstance(value, (tuple, list)) else 0)
     for user in node.users:
         if user.target is operator.getitem and isinstance(user.meta.get("val"), torch.Tensor):
-            results[user.args[1]] = user.name  # type: ignore[index, call-overload]
+            results[user.args[1]] = user.name  # type: ignore[index]
     return tuple(results)
 
 

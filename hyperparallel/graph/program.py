@@ -40,8 +40,8 @@ class RankProgram:
 
     params, buffers, inputs, tangents: name -> placeholder node name. results: what the graph returns, in
     order, as (role, name) with role "grad", "input_grad", "output" or "mutation"; the properties of those
-    names look the nodes up, so they stay right when a pass rewrites the graph. `output_specs` gives each output's layout, `grad_specs` each gradient's (that of its stored
-    parameter).
+    names look the nodes up, so they stay right when a pass rewrites the graph. `output_specs` gives each
+    output's layout, `grad_specs` each gradient's (that of its stored parameter).
     """
 
     graph: fx.Graph

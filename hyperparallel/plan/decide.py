@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from hyperparallel.cluster import Rates
-from hyperparallel.errors import LayoutError, PlanError
+from hyperparallel.errors import LayoutError
 from hyperparallel.layout import Layout, Mesh
 from hyperparallel.plan.plan import Plan, match
 from hyperparallel.shard.placements import WHOLE, Choice, Cut, Pending, Placement

@@ -23,7 +23,6 @@ from hyperparallel.runtime.present import local_piece
 from hyperparallel.runtime.virtual import Lockstep
 from hyperparallel.shard.spec import Spec
 
-
 NEGLIGIBLE = 1e-3
 
 
@@ -33,7 +32,8 @@ class Certificate:
 
     errors: per result ("loss") or gradient ("grad of NAME"), the largest absolute difference divided by
     the largest magnitude of the true value (of gradients, at least `NEGLIGIBLE` of the largest one: the
-    true gradient of a key bias, for instance, is zero, and what is computed is rounding). replicas_agree: pieces held by several ranks are bit-equal.
+    true gradient of a key bias, for instance, is zero, and what is computed is rounding).
+    replicas_agree: pieces held by several ranks are bit-equal.
     random_state_equal: both runs drew the same random numbers.
     """
 
@@ -109,7 +109,9 @@ def certify_built(
 
 def _result_names(program: RankProgram) -> list[tuple[str, Spec | None]]:
     """Name and layout of each result, in the program's order (gradients first)."""
-    found = [(f"grad of {name}", program.grad_specs[name]) for name in program.grads]
+    found: list[tuple[str, Spec | None]] = [
+        (f"grad of {name}", program.grad_specs[name]) for name in program.grads
+    ]
     found += [(f"grad of input {path}", None) for path in program.input_grads]
     found += [(name, program.output_specs[name]) for name in program.outputs]
     found += [(f"new {name}", None) for name in program.mutations]

@@ -41,6 +41,7 @@ _FUNCTIONS = (
     "embedding", "index_select", "gather", "eq", "ne", "le", "lt", "ge", "gt", "bitwise_and", "cumsum",
     "logical_and", "logical_not", "maximum", "minimum", "erf",
 )  # fmt: skip
+_OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Scalar", "self", "dim", "dim_IntList")
 _serial = count()
 
 
@@ -58,7 +59,7 @@ def fast_binding(target: Any) -> Any:
         return Tensor.view
     if name in _METHODS:
         return getattr(Tensor, name)
-    if name in _FUNCTIONS and overload in ("default", "Tensor", "Scalar", "Tensor_Scalar", "self", "dim", "dim_IntList"):
+    if name in _FUNCTIONS and overload in _OVERLOADS:
         return getattr(torch, name)
     if name == "silu":
         return torch._C._nn.silu

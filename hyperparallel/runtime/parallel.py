@@ -42,8 +42,9 @@ def parallelize(
     """Make `model` run as one rank of `plan`; every rank of the job calls this with an equal model.
 
     example_batch: the global batch of one step, a mapping of keyword arguments, a tuple of positional
-    ones, or one tensor. compile: send compute through Inductor. Returns the same module object. Raises `PlanError` for a plan that does not fit
-    the model or the job, `CaptureError` for a model that cannot be captured.
+    ones, or one tensor. compile: send compute through Inductor. Returns the same module object. Raises
+    `PlanError` for a plan that does not fit the model or the job, `CaptureError` for a model that cannot be
+    captured.
     """
     args, kwargs = call_of(example_batch)
     here = here or Here.in_job(plan.mesh)
@@ -141,7 +142,7 @@ class ParallelState:
         params = [model.get_parameter(name) for name in program.compiled.program.params]
         buffers = {n: model.get_buffer(n) for n in program.compiled.program.buffers}
         run = _Run(program, local, buffers, self.mesh, [p.requires_grad for p in params])
-        results = _Step.apply(run, *params, *leaves)
+        results = _Step.apply(run, *params, *leaves)  # type: ignore[no-untyped-call]
         names = [*program.compiled.program.outputs, *program.compiled.program.mutations]
         outputs = dict(zip(names, results, strict=True))
         for name in program.compiled.program.mutations:
@@ -209,7 +210,7 @@ class _Step(torch.autograd.Function):
             grad = by_name.get(name)
             # The constructor that from_local ends in, with the parameter's own spec (torch 2.13).
             param_grads.append(
-                None if grad is None else DTensor(grad, spec, requires_grad=False)  # type: ignore[call-arg]
+                None if grad is None else DTensor(grad, spec, requires_grad=False)
             )
         by_input = dict(zip(program.input_grads, results[len(program.grads) :], strict=True))
         return None, *param_grads, *(by_input.get(path) for path in program.inputs)

@@ -83,7 +83,7 @@ class TrainStep:
             for name in self.program.param_names
         }
         self.specs: Mapping[str, Spec] = self.program.stored
-        self.trained = [name for name in self.program.grad_names]
+        self.trained = list(self.program.grad_names)
         self.optimizer = optimizer([(name, self.params[name]) for name in self.trained])
         self._replicas = [self._copies(self.specs[name]) for name in self.trained]
 

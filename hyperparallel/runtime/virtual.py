@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -27,6 +27,13 @@ from hyperparallel.graph import communication
 from hyperparallel.runtime import collectives
 from hyperparallel.runtime.group import Group
 
+
+class Program(Protocol):
+    """What holds a rank's graph: a `RankProgram`, or an `fx.GraphModule`."""
+
+    graph: fx.Graph
+
+
 Bind = Callable[[int, tuple[str, ...]], Sequence[int]]
 """From a rank and the mesh axes of a collective to the ordered ranks of its group."""
 
@@ -35,7 +42,7 @@ Member = tuple[Any, ...]
 
 
 def run_virtual(
-    programs: Sequence[fx.GraphModule],
+    programs: Sequence[Program],
     inputs: Sequence[Sequence[Any]],
     bind: Bind | None = None,
 ) -> list[Any]:
@@ -50,7 +57,7 @@ def run_virtual(
 class Lockstep:
     """Programs made ready to run together, any number of times."""
 
-    def __init__(self, programs: Sequence[fx.GraphModule], bind: Bind | None = None) -> None:
+    def __init__(self, programs: Sequence[Program], bind: Bind | None = None) -> None:
         self.num_ranks = len(programs)
         self._bind = bind
         rows = [list(program.graph.nodes) for program in programs]
@@ -100,7 +107,7 @@ class Lockstep:
         self,
         slot: int,
         nodes: Sequence[fx.Node],
-        programs: Sequence[fx.GraphModule],
+        programs: Sequence[Program],
         numbers: Sequence[dict[fx.Node, int]],
         dead: Sequence[int],
     ) -> Callable[[list[list[Any]]], None]:
@@ -206,7 +213,7 @@ def _fill(arg: Any, values: list[Any]) -> Any:
     return arg
 
 
-def _callee(node: fx.Node, program: fx.GraphModule) -> Callable[..., Any]:
+def _callee(node: fx.Node, program: Program) -> Callable[..., Any]:
     """What runs for this node; simulated starts hand over the result, so a wait passes it on."""
     if node.op == "call_function":
         return _same if node.target in _WAITS else node.target  # type: ignore[return-value]

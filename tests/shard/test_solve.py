@@ -42,7 +42,7 @@ def brute_force(work: Workload, rules: dict[str, Rule], task: AxisTask) -> float
     best = float("inf")
     for picked in itertools.product(*options):
         for places in itertools.product(*(task.sources[s] for s in sources)):
-            best = min(best, _cost(work, rules, task, pricing, picked, dict(zip(sources, places))))
+            best = min(best, _cost(work, rules, task, pricing, picked, dict(zip(sources, places, strict=True))))
     return best
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from hyperparallel.errors import CheckpointError, RunError
 from hyperparallel.runtime.checkpoint import Checkpointer
+from hyperparallel.runtime.checkpoint_folder import newest
 from hyperparallel.train.batches import Batches
 from hyperparallel.train.config import TrainConfig, make_config
 from hyperparallel.train.loop import TrainResult, train
@@ -210,6 +211,9 @@ def test_two_ranks_resume_bit_exact_and_stop_together(tmp_path: Path) -> None:
         def step(batch: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
             count[0] += 1
             if rank == 1 and count[0] == 7:
+                until = time.monotonic() + 20  # the save of step 4 goes on in the background
+                while newest(tmp_path / "checkpoints") is None and time.monotonic() < until:
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(batch)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hyperparallel.graph import communication
 from hyperparallel.layout import (
     AllGather,
     AllReduce,
@@ -26,7 +27,6 @@ from hyperparallel.layout import (
     Step,
     reshard,
 )
-from hyperparallel.graph import communication
 from hyperparallel.shard.spec import Spec, common_view, make_spec
 
 aten = torch.ops.aten

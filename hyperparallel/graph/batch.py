@@ -2,10 +2,10 @@
 
 A batch or a model's result may nest dicts, lists, tuples, named tuples, dataclasses (Hugging Face's
 `ModelOutput` included) and any type registered with torch's pytree. `Tree` remembers the nesting;
-tensors become leaves named by their path ("batch.x.0"), plain Python values are baked in, anything else
-that is not a tensor becomes None. Arguments of a call are matched by parameter name, so a batch given
-by position and the same batch given by keyword are one batch; an argument equal to its None default
-counts as not given.
+tensors become leaves named by their path ("batch.x.0"), plain Python values are baked in, anything
+else that is not a tensor becomes None. Arguments of a call are matched by parameter name, so a
+batch given by position and the same batch given by keyword are one batch; an argument equal to its
+None default counts as not given.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.d
 class Tree:
     """One level of nesting: how to take an object apart, and how to build it again.
 
-    `kind` is "tensor", "plain" or "node". A node has `keys` (path pieces), `children` and `build`, which
-    makes the object from its children; `type` is the object's class.
+    `kind` is "tensor", "plain" or "node". A node has `keys` (path pieces), `children` and `build`,
+    which makes the object from its children; `type` is the object's class.
     """
 
     kind: str
@@ -138,7 +138,8 @@ class CallTree:
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The tensors of another batch, in the captured order.
 
-        Raises `UserError` naming the part that differs when the batch is not built like the example.
+        Raises `UserError` naming the part that differs when the batch is not built like the
+        example.
         """
         tree, leaves = flatten(_named(self.signature, args, kwargs))
         for difference in _differences(tree, self.tree):
@@ -179,8 +180,7 @@ def _split_call(
         elif parameter.kind is parameter.POSITIONAL_ONLY or (
             has_varargs and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         ):
-            if name in rest:
-                args.append(rest.pop(name))
+            args.extend([rest.pop(name)] if name in rest else [])
     return args, rest
 
 

@@ -56,10 +56,14 @@ def capture_error(error: BaseException, module: nn.Module) -> CaptureError:
     where = type(module).__name__
     if frame is not None:
         source = (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
-        where = f'{where}, file "{frame.filename}", line {frame.lineno}, in {frame.name}: `{source}`'
+        where = (
+            f'{where}, file "{frame.filename}", line {frame.lineno}, in {frame.name}: `{source}`'
+        )
     text = f"{type(error).__name__}: {error}"
     for signs, reason, instead in _REASONS:
         if any(sign in text for sign in signs):
-            return CaptureError(where, f"code that {reason}", "code that runs the same for any values", instead)
+            return CaptureError(
+                where, f"code that {reason}", "code that runs the same for any values", instead
+            )
     first = text.strip().splitlines()[0]
     return CaptureError(where, first, "a forward that runs on this batch without reading values")

@@ -1,10 +1,11 @@
 """Find the repeated blocks of a module, and mark the graph nodes that belong to each.
 
-A stack is a `ModuleList` or `Sequential` in which structurally equal modules repeat: same classes, same
-parameter and buffer shapes, same plain attributes except a layer index that equals the position, same
-entry in every per-layer list of the configuration ("layer_types"). Equal blocks have one *kind*. A node
-belongs to the block whose module ran it; a backward node to the block whose forward it differentiates; a
-gradient sum to the block of the node before it (autograd adds a gradient where it arrives).
+A stack is a `ModuleList` or `Sequential` in which structurally equal modules repeat: same classes,
+same parameter and buffer shapes, same plain attributes except a layer index that equals the
+position, same entry in every per-layer list of the configuration ("layer_types"). Equal blocks have
+one *kind*. A node belongs to the block whose module ran it; a backward node to the block whose
+forward it differentiates; a gradient sum to the block of the node before it (autograd adds a
+gradient where it arrives).
 
 Left out: blocks called more than once or not kept in such a container are not stacks.
 """
@@ -43,7 +44,7 @@ class Stack:
 
     @cached_property
     def period(self) -> int:
-        """The smallest number of blocks after which the kinds repeat (all blocks if they never do)."""
+        """The smallest number of blocks after which the kinds repeat (all if they never do)."""
         signs = self.signatures
         return next(
             p
@@ -106,7 +107,9 @@ def _plain(value: Any, index: int, key: str) -> Hashable:
     if isinstance(value, int) and not isinstance(value, bool):
         positional = value == index and any(sign in key for sign in ("idx", "index", "layer"))
         return "position" if positional else value
-    if isinstance(value, (bool, float, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)):
+    if isinstance(
+        value, (bool, float, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
+    ):
         return (type(value), value)
     if isinstance(value, (list, tuple)):
         return (type(value), tuple(_plain(item, index, key) for item in value))
@@ -123,8 +126,10 @@ def _plain(value: Any, index: int, key: str) -> Hashable:
     if isinstance(value, types.FunctionType) and not value.__closure__:
         return (value.__code__, value.__defaults__ and repr(value.__defaults__))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return tuple((f.name, _plain(getattr(value, f.name), index, f.name))
-                     for f in dataclasses.fields(value))
+        return tuple(
+            (f.name, _plain(getattr(value, f.name), index, f.name))
+            for f in dataclasses.fields(value)
+        )
     return id(value)
 
 

@@ -1,13 +1,14 @@
 """From a module and an example batch to one joint forward and backward graph of ATen ops.
 
-`capture` runs the module's own forward once on tensors that have shapes but no memory, differentiates
-it, and names every parameter, buffer, input, output, gradient and buffer update of the resulting graph.
-The user's module is not touched. Placeholders stand in the order parameters, buffers, inputs, tangents;
-the graph returns outputs, buffer updates, parameter gradients, input gradients, in that order.
+`capture` runs the module's own forward once on tensors that have shapes but no memory,
+differentiates it, and names every parameter, buffer, input, output, gradient and buffer update of
+the resulting graph. The user's module is not touched. Placeholders stand in the order parameters,
+buffers, inputs, tangents; the graph returns outputs, buffer updates, parameter gradients, input
+gradients, in that order.
 
-What is baked in: shapes, Python values, devices, training mode. What is left out: objects in the result
-that hold no tensors torch knows how to find become None; in-place changes to the batch are not played
-back; a parameter that the loss does not depend on has no gradient.
+What is baked in: shapes, Python values, devices, training mode. What is left out: objects in the
+result that hold no tensors torch knows how to find become None; in-place changes to the batch are
+not played back; a parameter that the loss does not depend on has no gradient.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from hyperparallel.graph.trace import Trace, trace
 class Captured:
     """A joint graph and the meaning of its placeholders and results.
 
-    `params`, `buffers`, `inputs`, `tangents` map a name to a placeholder. `results` says what the graph
-    returns, in order, as (role, name) with role "output", "mutation", "grad" or "input_grad"; the
-    properties of the same names look the nodes up, so they stay right when a pass rewrites the graph.
-    Backward nodes have `meta["partitioner_tag"] == "is_backward"`; nodes of a repeated block have
-    `meta["block"] == (kind, index, local name)`.
+    `params`, `buffers`, `inputs`, `tangents` map a name to a placeholder. `results` says what the
+    graph returns, in order, as (role, name) with role "output", "mutation", "grad" or "input_grad";
+    the properties of the same names look the nodes up, so they stay right when a pass rewrites the
+    graph. Backward nodes have `meta["partitioner_tag"] == "is_backward"`; nodes of a repeated block
+    have `meta["block"] == (kind, index, local name)`.
     """
 
     graph_module: fx.GraphModule
@@ -64,7 +65,9 @@ class Captured:
         returned = output_node(self.graph).args[0]
         assert isinstance(returned, (tuple, list))
         pairs = zip(self.results, returned, strict=True)
-        return {name: node.name for (r, name), node in pairs if r == role and isinstance(node, fx.Node)}
+        return {
+            name: node.name for (r, name), node in pairs if r == role and isinstance(node, fx.Node)
+        }
 
     @property
     def outputs(self) -> dict[str, str]:
@@ -99,7 +102,8 @@ class Captured:
 
 def output_node(graph: fx.Graph) -> fx.Node:
     """The node that returns the graph's results."""
-    return next(iter(reversed(graph.nodes)))
+    node: fx.Node = next(iter(reversed(graph.nodes)))
+    return node
 
 
 def capture(
@@ -117,8 +121,9 @@ def capture(
     With `train`, a module in evaluation mode is captured in training mode (a module in training
     mode is taken as it is, frozen submodules included) with its backward; without, in evaluation
     mode and forward only. `grad_outputs` names the outputs that gradients come from (if None:
-    "loss" where there is one, else all differentiable ones). `strict` forces one tracing route. With `shorten`, a deep stack of equal blocks is traced with four of them and the
-    rest copied, if nothing speaks against it. Raises `CaptureError` naming the line that stopped it.
+    "loss" where there is one, else all differentiable ones). `strict` forces one tracing route.
+    With `shorten`, a deep stack of equal blocks is traced with four of them and the rest copied, if
+    nothing speaks against it. Raises `CaptureError` naming the line that stopped it.
 
     >>> found = capture(nn.Linear(2, 3), (torch.zeros(4, 2),))
     >>> found.params, list(found.inputs), list(found.outputs), list(found.grads)
@@ -228,7 +233,7 @@ def _gradient_roots(paths: Sequence[str]) -> Sequence[str]:
 
 
 def keep_outputs(captured: Captured, wanted: Sequence[str]) -> None:
-    """Drop other outputs from a captured graph, in place; raises `CaptureError` for unknown ones."""
+    """Drop other outputs from a captured graph, in place; `CaptureError` for unknown ones."""
     for path in wanted:
         if path not in captured.outputs:
             raise CaptureError("output", path, f"one of {', '.join(captured.outputs)}")

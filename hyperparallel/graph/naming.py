@@ -1,7 +1,8 @@
-"""Give a traced joint graph its readable names: what each placeholder is and what each result means.
+"""Give a traced joint graph its readable names: what each placeholder is and what each result
+means.
 
-AOTAutograd describes its inputs and outputs with descriptor objects; nothing else in the package looks
-at them. Copies that were made only so that outputs do not alias are removed here.
+AOTAutograd describes its inputs and outputs with descriptor objects; nothing else in the package
+looks at them. Copies that were made only so that outputs do not alias are removed here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import fx
-from torch.fx.graph import CodeGen
 from torch._functorch._aot_autograd.descriptors import (  # checked on torch 2.13
     BufferAOTInput,
     GradAOTOutput,
@@ -22,6 +22,7 @@ from torch._functorch._aot_autograd.descriptors import (  # checked on torch 2.1
     PlainAOTOutput,
     TangentAOTInput,
 )
+from torch.fx.graph import CodeGen
 
 from hyperparallel.errors import CaptureError
 from hyperparallel.graph.batch import CallTree

@@ -1,9 +1,10 @@
-"""A copy of a module whose tensors are fake: same classes, names and ties, no memory, nothing shared.
+"""A copy of a module whose tensors are fake: same classes, names and ties, no memory, nothing
+shared.
 
-Capture runs the user's forward on this copy, so that whatever the forward stores on its modules stays
-off the user's own. Tensors on the `meta` device are given the batch's device, so that modules which were
-never initialised can be captured beside real inputs. `use_cache` is switched off on every
-configuration found: a generation cache has no place in a training step.
+Capture runs the user's forward on this copy, so that whatever the forward stores on its modules
+stays off the user's own. Tensors on the `meta` device are given the batch's device, so that modules
+which were never initialised can be captured beside real inputs. `use_cache` is switched off on
+every configuration found: a generation cache has no place in a training step.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def fake_tensor(mode: FakeTensorMode, x: torch.Tensor, device: torch.device) -> 
 
 
 def named_tensors(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """All parameters and buffers by every name they have (ties give several names to one tensor)."""
+    """All parameters and all buffers by every name they have; ties give one tensor several."""
     return (
         dict(module.named_parameters(remove_duplicate=False)),
         dict(module.named_buffers(remove_duplicate=False)),
@@ -50,7 +51,7 @@ def skeleton(
     twin = copy.deepcopy(module, memo)
     for part in twin.modules():
         config = getattr(part, "config", None)
-        if getattr(config, "use_cache", None) is True:
+        if config is not None and getattr(config, "use_cache", None) is True:
             config.use_cache = False
     return twin
 

@@ -1,11 +1,12 @@
 """Put the repeats that were left out of a trace into its graph, forward and backward.
 
-Input: a captured graph with units 0, a = 1, b and last of a stack (`standin.py`). First the two middle
-units are compared node by node: same ops, same constants, and every argument either in the unit itself,
-in the unit before (`PREV`), in the unit after (`NEXT`, backward only), or one and the same node for both
-(`SAME`). Two middle units are what tells "the unit before" from "unit 0". Nothing else may look into a
-middle unit. Then unit a is copied for each missing unit, forward copies in front of the next kept unit,
-backward copies in reverse, and neighbours are wired to neighbours.
+Input: a captured graph with units 0, a = 1, b and last of a stack (`standin.py`). First the two
+middle units are compared node by node: same ops, same constants, and every argument either in the
+unit itself, in the unit before (`PREV`), in the unit after (`NEXT`, backward only), or one and the
+same node for both (`SAME`). Two middle units are what tells "the unit before" from "unit 0".
+Nothing else may look into a middle unit. Then unit a is copied for each missing unit, forward
+copies in front of the next kept unit, backward copies in reverse, and neighbours are wired to
+neighbours.
 
 Anything that does not fit raises `NotUniform`; the caller then traces the whole model.
 """
@@ -56,7 +57,7 @@ def is_backward(node: fx.Node) -> bool:
 def stamp(
     graph: fx.Graph, reduction: Reduction, results: Sequence[Result], names: Sequence[str]
 ) -> list[Result]:
-    """Add the missing units of `reduction`; returns all results, those of new parameters at the end.
+    """Add the missing units of `reduction`; returns all results, new ones at the end.
 
     `names` are all parameter and buffer names in the order their placeholders must have.
     """

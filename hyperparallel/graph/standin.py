@@ -1,11 +1,11 @@
 """Stand-ins for repeated blocks that are left out of a trace, and the evidence that this was right.
 
-A deep model is traced with four of its repeats (`Reduction.kept`): the first, two from the middle at
-positions of different parity, the last. The others are replaced by stand-ins of the same class and
-attributes, at their own positions, that hand their input on. Meanwhile `Watch` checks what each block is
-called with: the kept middle blocks show which argument is carried from block to block, and every stand-in
-must be given the very same objects for all others. Anything unusual is a doubt, and the caller then
-traces the whole model instead.
+A deep model is traced with four of its repeats (`Reduction.kept`): the first, two from the middle
+at positions of different parity, the last. The others are replaced by stand-ins of the same class
+and attributes, at their own positions, that hand their input on. Meanwhile `Watch` checks what each
+block is called with: the kept middle blocks show which argument is carried from block to block, and
+every stand-in must be given the very same objects for all others. Anything unusual is a doubt, and
+the caller then traces the whole model instead.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hyperparallel.graph.blocks import Stack
 class Reduction:
     """Which repeats of a stack are traced.
 
-    A *unit* is one period of blocks; the last unit also holds what is left over. `kept` are the unit
-    indices (first, two middle ones, last) of `num_units`.
+    A *unit* is one period of blocks; the last unit also holds what is left over. `kept` are the
+    unit indices (first, two middle ones, last) of `num_units`.
     """
 
     stack: Stack
@@ -45,7 +45,8 @@ class Reduction:
 def reduce_stack(stack: Stack) -> Reduction | None:
     """How to shorten `stack`, or None if it is too short to gain from it.
 
-    The two middle units are the second, and the last but one or two: whichever has the other parity.
+    The two middle units are the second, and the last but one or two: whichever has the other
+    parity.
     """
     units = len(stack.blocks) // stack.period
     if units < 5:
@@ -63,7 +64,7 @@ class _Call:
 
 
 class Watch:
-    """Follows the calls of one reduced stack; `doubt` says why its repeats may differ ("" if not)."""
+    """Follows the calls of one reduced stack; `doubt` says why repeats may differ ("" if not)."""
 
     def __init__(self, reduction: Reduction) -> None:
         self.reduction = reduction
@@ -134,7 +135,9 @@ class Watch:
         here, there = call.leaves, second.leaves
         if not _alike(call.tree, second.tree) or len(here) != len(there):
             self.doubt = "repeated blocks are called with different arguments"
-        elif any(x is not y for i, (x, y) in enumerate(zip(here, there, strict=True)) if i != carried):
+        elif any(
+            x is not y for i, (x, y) in enumerate(zip(here, there, strict=True)) if i != carried
+        ):
             self.doubt = "repeated blocks are called with different tensors"
         elif _form(second.result_leaves[0]) != _form(here[carried]):
             self.doubt = "repeated blocks change the form of what they carry"

@@ -1,9 +1,10 @@
 """Run a fake module once and record its joint forward and backward as ATen ops.
 
-Two routes, tried in order. The direct one lets AOTAutograd trace the module's own Python (about half
-the time of the other, and it works with any Python that does not read tensor values). The strict one
-has Dynamo read the bytecode first, which copes with a few things that direct tracing cannot (calls that
-refuse tensor subclasses, for example). If both stop, the error tells the user's line (`blame.py`).
+Two routes, tried in order. The direct one lets AOTAutograd trace the module's own Python (about
+half the time of the other, and it works with any Python that does not read tensor values). The
+strict one has Dynamo read the bytecode first, which copes with a few things that direct tracing
+cannot (calls that refuse tensor subclasses, for example). If both stop, the error tells the user's
+line (`blame.py`).
 
 Every forward node's `meta["custom"]["module"]` is the qualified name of the module that ran it;
 AOTAutograd copies it to the backward nodes that differentiate it.
@@ -14,6 +15,7 @@ Private torch names used here and in `skeleton.py` were checked on torch 2.13.
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,12 +51,11 @@ class _Flat(nn.Module):
     """Takes the batch's tensors, returns the result's.
 
     Parameters and buffers are held once each, however many names they have. A result is copied, so
-    that no result aliases another or an input. A buffer that the forward binds anew is written back.
+    that no result aliases another or an input. A buffer that the forward binds anew is written
+    back.
     """
 
-    def __init__(
-        self, module: nn.Module, call: CallTree, wants_grad: WantsGrad
-    ) -> None:
+    def __init__(self, module: nn.Module, call: CallTree, wants_grad: WantsGrad) -> None:
         super().__init__()
         self._call, self._wants_grad = call, wants_grad
         self._module = [module]  # in a list, so that it is no submodule
@@ -66,7 +67,7 @@ class _Flat(nn.Module):
 
     def _hold(self, tensors: dict[str, torch.Tensor], letter: str) -> list[str]:
         slot_of: dict[int, str] = {}
-        names = []
+        names: list[str] = []
         for name, x in tensors.items():
             if id(x) not in slot_of:
                 slot_of[id(x)] = slot = f"{letter}{len(names)}"
@@ -90,8 +91,7 @@ class _Flat(nn.Module):
         paths = output_paths(self.out_tree)
         wanted = self._wants_grad(paths)
         return tuple(
-            x.clone() if path in wanted else x.detach().clone()
-            for path, x in zip(paths, found, strict=True)
+            x.clone() if path in wanted else x.detach().clone() for path, x in zip(paths, found, strict=True)
         )
 
 
@@ -110,7 +110,7 @@ def trace(
     wants_grad: WantsGrad,
     strict: bool | None = None,
 ) -> Trace:
-    """Trace `module` (a skeleton) on fake `leaves`; raises `CaptureError` naming the user's line."""
+    """Trace `module` (a skeleton) on fake `leaves`; a `CaptureError` names the user's line."""
     errors: list[BaseException] = []
     for route in (_direct, _strict) if strict is None else (_strict if strict else _direct,):
         try:
@@ -152,7 +152,7 @@ def _strict(
 
 @contextlib.contextmanager
 def _compiling_flag() -> Iterator[None]:
-    """Say `torch.compiler.is_compiling()` while tracing directly: libraries then avoid reading values."""
+    """Let `torch.compiler.is_compiling()` be true: libraries then avoid reading values."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
@@ -165,11 +165,14 @@ def _compiling_flag() -> Iterator[None]:
 def _quiet_tracing(train: bool) -> Iterator[None]:
     """Grad mode as asked, module names on nodes, and no warnings about our own way of tracing."""
     before: Any = fx_traceback.current_meta.get("custom")
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it repeats what our error says
+    log_was_off, log.disabled = log.disabled, True
     with warnings.catch_warnings(), torch.set_grad_enabled(train):
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
+            log.disabled = log_was_off
             if before is None:
                 fx_traceback.current_meta.pop("custom", None)
             else:
@@ -178,7 +181,7 @@ def _quiet_tracing(train: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _module_names(module: nn.Module) -> Iterator[None]:
-    """Forward hooks that write the running module's name where the tracer copies it to each node."""
+    """Hooks that write the running module's name where the tracer copies it to each node."""
     stack: list[Any] = []
     meta = fx_traceback.current_meta
 

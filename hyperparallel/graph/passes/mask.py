@@ -1,11 +1,11 @@
 """Recognise attention masks that are constants, so that the fast attention kernels stay fast.
 
-Traced Hugging Face models build their masks from arange and comparisons even when nothing is padded. If
-a mask depends on no parameter and no input, it is computed here. If it is the causal mask, the attention
-op (forward and backward alike) gets `is_causal=True` and no mask; if it hides nothing, no mask. Any other
-mask (a sliding window shorter than the sequence, packed sequences) stays. The masks are computed with
-broadcast dimensions kept at size one, so the batch size costs nothing; masks of more than 2**28 elements
-after that are left alone.
+Traced Hugging Face models build their masks from arange and comparisons even when nothing is
+padded. If a mask depends on no parameter and no input, it is computed here. If it is the causal
+mask, the attention op (forward and backward alike) gets `is_causal=True` and no mask; if it hides
+nothing, no mask. Any other mask (a sliding window shorter than the sequence, packed sequences)
+stays. The masks are computed with broadcast dimensions kept at size one, so the batch size costs
+nothing; masks of more than 2**28 elements after that are left alone.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def _kind(mask: torch.Tensor | None) -> MaskKind:
 class _Constants:
     """Values of the nodes that depend on no placeholder, with broadcast dims kept narrow.
 
-    A value whose slices along a dim are all alike is held with size one there and expanded (stride 0).
+    A value whose slices along a dim are all alike is held with size one there and expanded (stride
+    0).
     """
 
     def __init__(self) -> None:
@@ -153,7 +154,9 @@ class _Constants:
         size = _broadcast_numel([x for x in inputs if x is not None]) if pointwise else 0
         if not isinstance(val, torch.Tensor) or (size or _stored(target, val)) > _LARGEST:
             return None
-        narrow = pointwise and all(x is None or x.dim() == val.dim() or x.dim() == 0 for x in inputs)
+        narrow = pointwise and all(
+            x is None or x.dim() == val.dim() or x.dim() == 0 for x in inputs
+        )
 
         def real(n: fx.Node) -> torch.Tensor:
             x = self._values[n]

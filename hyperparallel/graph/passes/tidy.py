@@ -1,15 +1,15 @@
 """Remove what a functional graph does not need: copies, views that change nothing, repeated work.
 
 Every rewrite keeps each value equal bit for bit:
-- a view (or detach) with the shape and strides of a tensor it views is that tensor, so `t(t(x))` and a
-  view there and back disappear;
+- a view (or detach) with the shape and strides of a tensor it views is that tensor, so `t(t(x))`
+  and a view there and back disappear;
 - a copy that changes neither dtype, device nor memory order is its source;
 - a view of a view is one view of the first tensor where strides allow it;
 - pure nodes with equal target and arguments are one node, random ops never;
 - what nobody uses goes, except random ops: removing one would shift all later random numbers.
 
-A node merged from several repeated blocks belongs to none of them and loses its block. Metadata of the
-surviving nodes is kept. Assumes no op of the graph writes to its inputs (AOTAutograd's output).
+A node merged from several repeated blocks belongs to none of them and loses its block. Metadata of
+the surviving nodes is kept. Assumes no op of the graph writes to its inputs (AOTAutograd's output).
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def _is_unit(node: fx.Node, source: fx.Node) -> bool:
     if node.target is _aten.add.Tensor and node.args[1] == 0:
         val = node.meta["val"]
         return not val.is_floating_point() and val.dtype == source.meta["val"].dtype
-    return _UNIT.get(node.target) == node.args[1] and _unchanged(node, source)  # type: ignore[arg-type]
+    unit = _UNIT.get(node.target)  # type: ignore[call-overload]
+    return unit is not None and unit == node.args[1] and _unchanged(node, source)
 
 
 def _merge_views(node: fx.Node) -> None:

@@ -47,9 +47,7 @@ class Stack:
         """The smallest number of blocks after which the kinds repeat (all if they never do)."""
         signs = self.signatures
         return next(
-            p
-            for p in range(1, len(signs) + 1)
-            if all(signs[i] == signs[i - p] for i in range(p, len(signs)))
+            p for p in range(1, len(signs) + 1) if all(signs[i] == signs[i - p] for i in range(p, len(signs)))
         )
 
 
@@ -102,34 +100,36 @@ def _signature(block: nn.Module, index: int, lists: Iterable[Sequence[Any]]) -> 
     return tuple(parts)
 
 
+def is_position(key: str, value: Any, index: int) -> bool:
+    """Whether a block's attribute holds nothing but the block's position."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value == index
+    return whole and any(sign in key for sign in ("idx", "index", "layer"))
+
+
 def _plain(value: Any, index: int, key: str) -> Hashable:
     """A hashable stand-in for an attribute; a layer index that equals the position is one value."""
+    if is_position(key, value, index):
+        return "position"
     if isinstance(value, int) and not isinstance(value, bool):
-        positional = value == index and any(sign in key for sign in ("idx", "index", "layer"))
-        return "position" if positional else value
-    if isinstance(
-        value, (bool, float, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
-    ):
+        return value
+    if isinstance(value, (bool, float, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)):
         return (type(value), value)
     if isinstance(value, (list, tuple)):
-        return (type(value), tuple(_plain(item, index, key) for item in value))
+        return (type(value), tuple(_plain(item, index, "") for item in value))
     if isinstance(value, dict):
-        return tuple((str(k), _plain(item, index, str(k))) for k, item in value.items())
+        return tuple((str(k), _plain(item, index, "")) for k, item in value.items())
     if isinstance(value, functools.partial):
         return (
-            _plain(value.func, index, key),
-            _plain(value.args, index, key),
-            _plain(value.keywords, index, key),
+            _plain(value.func, index, ""),
+            _plain(value.args, index, ""),
+            _plain(value.keywords, index, ""),
         )
     if isinstance(value, types.MethodType) and isinstance(value.__self__, nn.Module):
         return (type(value.__self__), value.__func__.__code__)
     if isinstance(value, types.FunctionType) and not value.__closure__:
         return (value.__code__, value.__defaults__ and repr(value.__defaults__))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return tuple(
-            (f.name, _plain(getattr(value, f.name), index, f.name))
-            for f in dataclasses.fields(value)
-        )
+        return tuple((f.name, _plain(getattr(value, f.name), index, "")) for f in dataclasses.fields(value))
     return id(value)
 
 

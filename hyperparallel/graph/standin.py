@@ -4,8 +4,9 @@ A deep model is traced with four of its repeats (`Reduction.kept`): the first, t
 at positions of different parity, the last. The others are replaced by stand-ins of the same class
 and attributes, at their own positions, that hand their input on. Meanwhile `Watch` checks what each
 block is called with: the kept middle blocks show which argument is carried from block to block, and
-every stand-in must be given the very same objects for all others. Anything unusual is a doubt, and
-the caller then traces the whole model instead.
+every stand-in must be given the very same objects for all others. A block that reads its own layer
+index is not taken for equal to its neighbours. Anything unusual is a doubt, and the caller then
+traces the whole model instead.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 from hyperparallel.graph.batch import Tree, flatten
-from hyperparallel.graph.blocks import Stack
+from hyperparallel.graph.blocks import Stack, is_position
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,24 @@ class Watch:
             if self.reduction.unit(index) in self.reduction.kept:
                 block = container._modules[key]
                 assert block is not None
+                self._watch_positions(block, index)
                 block.register_forward_pre_hook(self._enter(index), with_kwargs=True)
                 block.register_forward_hook(self._leave(index))
+
+    def _watch_positions(self, block: nn.Module, index: int) -> None:
+        """A forward that reads its layer's index may do anything with it: that is a doubt."""
+        for part in list(block.modules()):
+            keys = [key for key, value in vars(part).items() if is_position(key, value, index)]
+            if keys:
+                watched = {key: property(self._reader(key, index)) for key in keys}
+                part.__class__ = type(type(part).__name__, (type(part),), watched)
+
+    def _reader(self, key: str, index: int) -> Callable[[nn.Module], int]:
+        def read(_module: nn.Module) -> int:
+            self.doubt = f"a block reads its own {key}"
+            return index
+
+        return read
 
     def _enter(self, index: int) -> Callable[..., None]:
         def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -135,9 +152,7 @@ class Watch:
         here, there = call.leaves, second.leaves
         if not _alike(call.tree, second.tree) or len(here) != len(there):
             self.doubt = "repeated blocks are called with different arguments"
-        elif any(
-            x is not y for i, (x, y) in enumerate(zip(here, there, strict=True)) if i != carried
-        ):
+        elif any(x is not y for i, (x, y) in enumerate(zip(here, there, strict=True)) if i != carried):
             self.doubt = "repeated blocks are called with different tensors"
         elif _form(second.result_leaves[0]) != _form(here[carried]):
             self.doubt = "repeated blocks change the form of what they carry"
@@ -161,7 +176,5 @@ def _hollow(module: nn.Module) -> nn.Module:
     twin.__dict__.update(module.__dict__)
     twin._parameters = dict.fromkeys(module._parameters)
     twin._buffers = dict.fromkeys(module._buffers)
-    twin._modules = {
-        key: None if child is None else _hollow(child) for key, child in module._modules.items()
-    }
+    twin._modules = {key: None if child is None else _hollow(child) for key, child in module._modules.items()}
     return twin

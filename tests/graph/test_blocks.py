@@ -141,6 +141,13 @@ class Twice(Tower):
         return x.sum()
 
 
+class OneNone(Tower):
+    def forward(self, x: torch.Tensor) -> Any:
+        for i, block in enumerate(self.blocks):
+            x = block(x, None if i == 3 else self.bias)
+        return x.sum()
+
+
 class UsesIndex(Tower):
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +162,7 @@ class UsesIndex(Tower):
 
 class Indexed(Block):
     def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return x + self.inner(x) / (1 + self.layer_idx)
+        return x + self.inner(x) / (2 if self.layer_idx == 3 else 1)
 
 
 def equal(net: nn.Module, x: torch.Tensor) -> None:
@@ -183,7 +190,7 @@ def test_a_frozen_first_block_and_embedding() -> None:
 
 @pytest.mark.parametrize(
     "odd",
-    [Alternating, Late, OneBias, Collects, Shares, Skips, Twice, UsesIndex],
+    [Alternating, Late, OneBias, Collects, OneNone, Shares, Skips, Twice, UsesIndex],
     ids=lambda c: c.__name__,
 )
 def test_odd_stacks_are_traced_whole(odd: type[Tower]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyperparallel.cluster import Rates
@@ -109,69 +109,101 @@ class _AxisProgram:
         done: Progress,
         rates: Rates,
     ) -> None:
-        self.workload, self.rules, self.task, self.done, self.rates = (
-            workload,
-            rules,
-            task,
-            done,
-            rates,
-        )
+        self.workload, self.rules, self.task = workload, rules, task
+        self.done, self.rates = done, rates
         self.program = IntegerProgram()
         self.one = self.program.column()
         self.program.row([self.one], lower=1.0, upper=1.0)
-        self.columns: dict[Hashable, list[int]] = {}
-        self.options: dict[str, list[Choice]] = {}
-        self.key: dict[str, Hashable] = {}
+        self.ids: dict[Hashable, int] = {}
+        self.columns: dict[int, list[int]] = {}
+        self.options: dict[int, list[Choice]] = {}
+        self.seconds: dict[int, list[float]] = {}
+        self.makes: dict[int, list[Have | None]] = {}
+        self.takes: dict[int, list[Have]] = {}
+        self.op_key: dict[str, int] = {}
+        self.alike: dict[Hashable, list[tuple[Rule, int]]] = defaultdict(list)
+        self.source_key: dict[str, int] = {}
+        self.sink_columns: dict[str, list[int]] = {}
         self.made: dict[str, Have] = {}
-        self.made_by: dict[str, Hashable] = {}
+        self.made_by: dict[str, tuple[int, int]] = {}
         self.edges: dict[Hashable, float] = defaultdict(float)
         self.edge_values: dict[Hashable, tuple[str, list[Have]]] = {}
 
+    def _id(self, thing: Hashable) -> int:
+        """A small number that stands for an equal thing, cheap to hash."""
+        return self.ids.setdefault(thing, len(self.ids))
+
     def add_sources(self) -> None:
+        """Columns of the sources that may choose; alike ones of repeated blocks share them."""
         for value, allowed in self.task.sources.items():
-            columns = [self.one]
-            if len(allowed) > 1:
-                columns = [
-                    self.program.column(self._update_seconds(value, place), integral=True)
-                    for place in allowed
-                ]
-                self.program.row(columns, lower=1.0, upper=1.0)
-            self.columns["source", value] = columns
-            self.made[value] = {p: [c] for p, c in zip(allowed, columns, strict=True)}
-            self.made_by[value] = ("source", value)
+            key = self._id(("source", self._users(value) or value, allowed, value in self.task.declared))
+            seconds = [self._update_seconds(value, place) for place in allowed]
+            if key not in self.columns:
+                self.columns[key] = [self.one]
+                if len(allowed) > 1:
+                    self.columns[key] = [self.program.column(0.0, integral=True) for _ in allowed]
+                    self.program.row(self.columns[key], lower=1.0, upper=1.0)
+                    self._spend(self.columns[key], seconds)
+            elif len(allowed) > 1:
+                self._spend(self.columns[key], seconds)
+            self.source_key[value] = key
+            self.made[value] = {p: [c] for p, c in zip(allowed, self.columns[key], strict=True)}
+            self.made_by[value] = (key, 0)
+
+    def _spend(self, columns: list[int], seconds: list[float]) -> None:
+        for column, cost in zip(columns, seconds, strict=True):
+            self.program.costs[column] += cost
+
+    def _users(self, value: str) -> frozenset[tuple[str, str]] | None:
+        """The places in one repeated block that use a value; None where others use it too."""
+        blocks = [op.block for op in self.workload.consumers[value]]
+        places = {(block[0], block[2]) for block in blocks if block}
+        indexes = {block[1] if block else None for block in blocks}
+        return frozenset(places) if len(indexes) == 1 and None not in indexes else None
 
     def _update_seconds(self, value: str, place: Placement) -> float:
         touched = self.task.update_bytes.get(value, 0.0) / self.done.values[value]
         return held_bytes(touched, place, self.task.size) / self.rates.memory_bytes_per_second
 
     def add_ops(self, constant: frozenset[str]) -> None:
+        """Columns of every op's choices; an op of a repeated block shares those of its likes."""
         units = uneven_units(self.rules.values(), self.task.size)
         for op in self.workload.ops:
-            rule = self.rules[op.name]
-            options = choices(rule, self.done.factors[op.name], self.task.size, units)
-            if op.name in constant and op.inputs:
-                options = options[:1]
-            options = self._pinned(op, options)
-            self.options[op.name] = options
-            shared = (op.block[0], op.block[2]) if op.block else op.name
-            key: Hashable = ("op", shared, tuple(options))
-            self.key[op.name] = key
-            fresh = key not in self.columns
-            if fresh:
-                self.columns[key] = [self.program.column(0.0, integral=True) for _ in options]
-                self.program.row(self.columns[key], lower=1.0, upper=1.0)
-            if op.name not in constant:
-                for column, choice in zip(self.columns[key], options, strict=True):
-                    self.program.costs[column] += self._op_seconds(op, rule, choice)
+            rule, taken = self.rules[op.name], self.done.factors[op.name]
+            shared: Hashable = (op.block[0], op.block[2]) if op.block else op.name
+            pins = tuple(self.task.pins.get(value) for value in op.outputs if value)
+            alike = self.alike[shared, tuple(taken.items()), pins]
+            key = next((k for known, k in alike if known is rule or known == rule), -1)
+            if key < 0:
+                key = self._id(("op", shared, len(self.columns)))
+                alike.append((rule, key))
+                options = choices(rule, taken, self.task.size, units)
+                if op.name in constant and op.inputs:
+                    options = options[:1]
+                self._add_op(key, op, rule, self._pinned(op, options), op.name in constant)
+            self._spend(self.columns[key], self.seconds[key])
+            self.op_key[op.name] = key
             for position, value in enumerate(op.outputs):
-                if value is not None:
-                    have: Have = defaultdict(list)
-                    for column, choice in zip(self.columns[key], options, strict=True):
-                        place = choice.outputs[position]
-                        if place is not None:
-                            have[place].append(column)
+                have = self.makes[key][position]
+                if value is not None and have is not None:
                     self.made[value] = have
                     self.made_by[value] = (key, position)
+
+    def _add_op(
+        self, key: int, op: Op, rule: Rule, options: list[Choice], is_constant: bool
+    ) -> None:
+        self.options[key] = options
+        columns = [self.program.column(0.0, integral=True) for _ in options]
+        self.program.row(columns, lower=1.0, upper=1.0)
+        self.columns[key] = columns
+        self.seconds[key] = [0.0 if is_constant else self._op_seconds(op, rule, o) for o in options]
+        self.makes[key] = [
+            _by_placement(columns, [o.outputs[i] for o in options]) if value else None
+            for i, value in enumerate(op.outputs)
+        ]
+        self.takes[key] = [
+            _by_placement(columns, [o.inputs[i] for o in options]) for i in range(len(op.inputs))
+        ]
 
     def _pinned(self, op: Op, options: list[Choice]) -> list[Choice]:
         for position, value in enumerate(op.outputs):
@@ -213,19 +245,19 @@ class _AxisProgram:
         """Group equal (producer, set of consumers) patterns, so that repeated layers share one edge."""
         wants: dict[str, dict[Hashable, Have]] = defaultdict(dict)
         for op in self.workload.ops:
-            columns = self.columns[self.key[op.name]]
+            key = self.op_key[op.name]
             for position, value in enumerate(op.inputs):
-                need: Have = defaultdict(list)
-                for column, choice in zip(columns, self.options[op.name], strict=True):
-                    need[choice.inputs[position]].append(column)
-                wants[value][self.key[op.name], position] = need
+                wants[value][key, position] = self.takes[key][position]
         for value, sink in self.task.sinks.items():
-            wants[value]["sink", value] = self._sink(value, sink)
+            shared = self.made_by[sink] if isinstance(sink, str) else self._id(("sink", value, sink))
+            if not isinstance(sink, str) and len(sink) == 1:
+                shared = self._id(("sink", sink))
+            wants[value]["sink", shared] = self._sink(value, sink)
         for value, needs in wants.items():
             num_bytes = self.workload.values[value].num_bytes / self.done.values[value]
-            key = (self.made_by[value], frozenset(needs), num_bytes)
-            self.edges[key] += 1.0
-            self.edge_values.setdefault(key, (value, list(needs.values())))
+            key_of_edge = (self.made_by[value], frozenset(needs), num_bytes)
+            self.edges[key_of_edge] += 1.0
+            self.edge_values.setdefault(key_of_edge, (value, list(needs.values())))
 
     def _sink(self, value: str, sink: tuple[Placement, ...] | str) -> Have:
         if isinstance(sink, str):
@@ -234,7 +266,7 @@ class _AxisProgram:
             return {sink[0]: [self.one]}
         columns = [self.program.column(0.0) for _ in sink]
         self.program.row(columns, lower=1.0, upper=1.0)
-        self.columns["sink", value] = columns
+        self.sink_columns[value] = columns
         return {p: [c] for p, c in zip(sink, columns, strict=True)}
 
     def add_edges(self) -> None:
@@ -296,11 +328,12 @@ class _AxisProgram:
             return max(range(len(columns)), key=lambda i: values[columns[i]])
 
         ops = {
-            op.name: self.options[op.name][chosen(self.columns[self.key[op.name]])]
+            op.name: self.options[key][chosen(self.columns[key])]
             for op in self.workload.ops
+            for key in (self.op_key[op.name],)
         }
         sources = {
-            value: allowed[chosen(self.columns["source", value])]
+            value: allowed[chosen(self.columns[self.source_key[value]])]
             for value, allowed in self.task.sources.items()
         }
         sinks: dict[str, Placement] = {}
@@ -309,9 +342,17 @@ class _AxisProgram:
                 sinks[value] = sources[sink]
             else:
                 sinks[value] = (
-                    sink[0] if len(sink) == 1 else sink[chosen(self.columns["sink", value])]
+                    sink[0] if len(sink) == 1 else sink[chosen(self.sink_columns[value])]
                 )
         return AxisDecision(self.task.name, self.task.size, ops, sources, sinks, cost, bound)
+
+
+def _by_placement(columns: list[int], places: Sequence[Placement | None]) -> Have:
+    have: Have = defaultdict(list)
+    for column, place in zip(columns, places, strict=True):
+        if place is not None:
+            have[place].append(column)
+    return have
 
 
 def constant_ops(workload: Workload, random: frozenset[str] = frozenset()) -> frozenset[str]:

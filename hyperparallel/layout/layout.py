@@ -186,9 +186,7 @@ class Layout:
 
         return largest_shape(self, shape)
 
-    def global_index(
-        self, shape: Sequence[int], rank: int, local_index: Sequence[int]
-    ) -> tuple[int, ...]:
+    def global_index(self, shape: Sequence[int], rank: int, local_index: Sequence[int]) -> tuple[int, ...]:
         """The place in the whole tensor of an element of a rank's piece.
 
         >>> Mesh((2,), ("dp",))("dp", None).global_index((5, 2), 1, (1, 0))
@@ -266,9 +264,7 @@ def _clean_dims(mesh: Mesh, dims: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
         axes = []
         for axis in _entry_axes(mesh, entry):
             if axis in used:
-                raise LayoutError(
-                    "tensor_map", dims, f"each axis once per tensor; {axis!r} is used twice"
-                )
+                raise LayoutError("tensor_map", dims, f"each axis once per tensor; {axis!r} is used twice")
             used.add(axis)
             if _axis_size(mesh, axis, f"tensor_map[{dim}]") > 1:
                 axes.append(axis)

@@ -74,9 +74,7 @@ class Mesh:
         return Mesh, (self.shape, self.names, self.ranks)
 
     def __repr__(self) -> str:
-        names = ", ".join(f'"{name}"' for name in self.names) + (
-            "," if len(self.names) == 1 else ""
-        )
+        names = ", ".join(f'"{name}"' for name in self.names) + ("," if len(self.names) == 1 else "")
         ranks = "" if self.ranks == tuple(range(self.size)) else f", ranks={self.ranks}"
         return f"Layout({self.shape}, ({names}){ranks})"
 

@@ -34,9 +34,7 @@ def placements(layout: Layout) -> tuple[Placement, ...]:
     return tuple(found.get(axis, ("replicate",)) for axis in layout.mesh.names)
 
 
-def from_placements(
-    mesh: Mesh, given: Sequence[Placement], ndim: int, tier: str = "device"
-) -> Layout:
+def from_placements(mesh: Mesh, given: Sequence[Placement], ndim: int, tier: str = "device") -> Layout:
     """The layout of a tensor with `ndim` dims whose axes do what `given` says, in mesh order.
 
     >>> from_placements(Mesh((2, 2), ("dp", "tp")), (("shard", 1), ("replicate",)), 2)

@@ -136,9 +136,7 @@ def _to_finish(src: Layout, dst: Layout) -> tuple[tuple[tuple[str, str], ...], s
     return tuple(reversed(finish)), kept
 
 
-def _steps(
-    src: Layout, dst: Layout, way: Sequence[Way], pend: Sequence[tuple[str, str]]
-) -> tuple[Step, ...]:
+def _steps(src: Layout, dst: Layout, way: Sequence[Way], pend: Sequence[tuple[str, str]]) -> tuple[Step, ...]:
     steps: list[Step] = []
     now = src
     for kind, axes, *rest in way:
@@ -146,9 +144,7 @@ def _steps(
         if kind in ("reduce_scatter", "all_reduce"):
             partial = tuple(pair for pair in partial if pair[0] not in axes)
         then = _intern(src.mesh, after(now.dims, (kind, axes, *rest)), partial, src.tier)
-        steps.append(
-            Permute(axes, now, then) if kind == "permute" else _KINDS[kind](axes, now, then, *rest)
-        )
+        steps.append(Permute(axes, now, then) if kind == "permute" else _KINDS[kind](axes, now, then, *rest))
         now = then
     for op, axes in by_op(pend):
         then = now.replace(partial={**dict(now.partial), **dict.fromkeys(axes, op)})

@@ -137,13 +137,8 @@ def _reduce(
     end in such places, in pieces, instead of whole.
     """
     dims = [have + new for have, new in zip(task.src, early, strict=True)]
-    quiet = [
-        dim
-        for dim, (have, want) in enumerate(zip(dims, task.dst, strict=True))
-        if want == have[: len(want)]
-    ]
     cuts = list(early)
-    for dim, extra in place(task, dims, temporary, quiet):
+    for dim, extra in place(task, dims, temporary, _quiet(task, dims)):
         cuts[dim] += extra
         dims[dim] += extra
     steps: list[Way] = [("slice", axes, dim) for dim, axes in enumerate(cuts) if axes]
@@ -151,8 +146,11 @@ def _reduce(
     for op, axes in by_op(task.reduce):
         direct = [axis for axis in axes if axis not in scattered]
         ends = [tuple(axis for axis in want if axis in direct) for want in task.dst]
-        for dim, more in place(task, dims, [a for a in axes if a in scattered], quiet):
-            ends[dim] += more
+        aside = [axis for axis in axes if axis in scattered]
+        if aside:
+            now = [have + end for have, end in zip(dims, ends, strict=True)]
+            for dim, more in place(task, now, aside, _quiet(task, now)):
+                ends[dim] += more
         for dim in _least_waste_first(task, dims, ends):
             paid, groups = _scatter(task, dims, dim, ends[dim])
             price += paid
@@ -167,18 +165,16 @@ def _reduce(
     return price, steps, tuple(dims)
 
 
-def _least_waste_first(
-    task: Task, dims: list[tuple[str, ...]], ends: list[tuple[str, ...]]
-) -> list[int]:
+def _least_waste_first(task: Task, dims: list[tuple[str, ...]], ends: list[tuple[str, ...]]) -> list[int]:
     """Dims to be scattered over, those that divide first: a rounded-up piece costs what follows."""
     chosen = [dim for dim, end in enumerate(ends) if end]
     if len(chosen) < 2:
         return chosen
-    before = task.traffic.lengths(dims)
-    after = task.traffic.lengths([have + end for have, end in zip(dims, ends, strict=True)])
+    old = task.traffic.lengths(dims)
+    new = task.traffic.lengths([have + end for have, end in zip(dims, ends, strict=True)])
 
     def waste(dim: int) -> float:
-        return after[dim] * _product(task.traffic.sizes, ends[dim]) / max(before[dim], 1)
+        return new[dim] * _product(task.traffic.sizes, ends[dim]) / max(old[dim], 1)
 
     return sorted(chosen, key=waste)
 
@@ -188,8 +184,8 @@ def _scatter(
 ) -> tuple[int, list[tuple[str, ...]]]:
     """The price of reduce-scatters over the axes of `end`: one, or one each if that is less.
 
-    Pieces that divide cost the same either way; one joint scatter of few rows over many ranks rounds
-    every rank's share up to a row, where the inner of two scatters works on few rows already.
+    Pieces that divide cost the same either way; one joint scatter of few rows over many ranks
+    rounds every rank's share up to a row, where the inner of two works on few rows already.
     """
     sizes, traffic = task.traffic.sizes, task.traffic
     now = list(dims)
@@ -214,10 +210,16 @@ def by_op(reduce: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
     return found
 
 
+def _quiet(task: Task, dims: list[tuple[str, ...]]) -> list[int]:
+    """Dims on which more cuts disturb no order: all that the target wants of them is there."""
+    both = zip(dims, task.dst, strict=True)
+    return [dim for dim, (have, want) in enumerate(both) if want == have[: len(want)]]
+
+
 def place(
     task: Task, dims: list[tuple[str, ...]], axes: list[str], quiet: list[int]
 ) -> list[tuple[int, tuple[str, ...]]]:
-    """Dims for axes that may cut any: all on one that they divide, else each on the longest."""
+    """Dims for axes that may cut any: one that all divide, else each where least is rounded up."""
     if not axes:
         return []
     left = task.traffic.lengths(dims)
@@ -229,7 +231,7 @@ def place(
     found: dict[int, tuple[str, ...]] = {}
     for axis in axes:
         size = task.traffic.sizes[axis]
-        best = max(among, key=lambda dim: (left[dim] % size == 0, left[dim]))
+        best = max(among, key=lambda dim: ((-left[dim] // size) / max(left[dim], 1), left[dim]))
         left[best] = -(-left[best] // size)
         found[best] = (*found.get(best, ()), axis)
     return list(found.items())

@@ -83,9 +83,7 @@ def global_index(
     if len(local_index) != len(local) or any(
         not 0 <= i < size for i, size in zip(local_index, local, strict=True)
     ):
-        raise LayoutError(
-            "local_index", tuple(local_index), f"an index into {local} on rank {rank}"
-        )
+        raise LayoutError("local_index", tuple(local_index), f"an index into {local} on rank {rank}")
     return tuple(start + i for (start, _), i in zip(spans, local_index, strict=True))
 
 
@@ -129,7 +127,5 @@ def owners(
 
 
 def _check_global(shape: Sequence[int], index: Sequence[int]) -> None:
-    if len(index) != len(shape) or any(
-        not 0 <= i < size for i, size in zip(index, shape, strict=True)
-    ):
+    if len(index) != len(shape) or any(not 0 <= i < size for i, size in zip(index, shape, strict=True)):
         raise LayoutError("global_index", tuple(index), f"an index into {tuple(shape)}")

@@ -153,9 +153,7 @@ def _neutral(op: str, dtype: np.dtype[Any]) -> Any:
     return np.iinfo(dtype).min if op == "max" else np.iinfo(dtype).max
 
 
-def _split(
-    step: Step, dim: int, value: Array, members: Sequence[int], shape: tuple[int, ...]
-) -> list[Array]:
+def _split(step: Step, dim: int, value: Array, members: Sequence[int], shape: tuple[int, ...]) -> list[Array]:
     """A member's value in one part per member, by the lengths that they hold after the step."""
     lengths = [step.dst.local_shape(shape, rank)[dim] for rank in members]
     return np.split(value, np.cumsum(lengths)[:-1], dim)
@@ -164,8 +162,7 @@ def _split(
 def _inside(step: Step, shape: tuple[int, ...], rank: int) -> tuple[slice, ...]:
     before, after = slices(step.src, shape, rank), slices(step.dst, shape, rank)
     return tuple(
-        slice(new.start - old.start, new.stop - old.start)
-        for old, new in zip(before, after, strict=True)
+        slice(new.start - old.start, new.stop - old.start) for old, new in zip(before, after, strict=True)
     )
 
 

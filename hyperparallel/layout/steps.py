@@ -58,9 +58,7 @@ class Step:
         return self.num_elements(shape) * itemsize
 
     def __str__(self) -> str:
-        named = ", ".join(
-            f"{name}={value!r}" for name, value in vars(self).items() if name not in _COMMON
-        )
+        named = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if name not in _COMMON)
         over = ", ".join(self.axes)
         return f"{type(self).__name__}({named}) over ({over}): {_short(self)}"
 

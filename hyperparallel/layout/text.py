@@ -62,9 +62,7 @@ def _read_mesh(tree: ast.expr, text: str) -> Mesh:
     return Mesh(*args, **options)
 
 
-def _literals(
-    tree: ast.expr, text: str, allowed: tuple[str, ...]
-) -> tuple[list[Any], dict[str, Any]]:
+def _literals(tree: ast.expr, text: str, allowed: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
     if (
         not isinstance(tree, ast.Call)
         or (not isinstance(tree.func, ast.Name) and not isinstance(tree.func, ast.Call))

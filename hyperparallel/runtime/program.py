@@ -57,8 +57,11 @@ class JointProgram:
         values = local_inputs(program, leaves, self.here)
         values |= {name: params[path] for path, name in program.params.items()}
         values |= {name: buffers[path] for path, name in program.buffers.items()}
-        for name in program.tangents.values():
-            values[name] = torch.full((), weight, device=self.here.device)
+        for path, name in program.tangents.items():
+            kind = self.built.workload.values[self.built.workload.tangents[path]].dtype
+            values[name] = torch.full(
+                (), weight, dtype=getattr(torch, kind), device=self.here.device
+            )
         values |= self.compiled.constants({path: buffers[path] for path in program.buffers})
         results = self.compiled.run("joint", values)
         count = self.compiled.num_results

@@ -67,7 +67,10 @@ def _communications(transfers: Sequence[Transfer], built: Built) -> tuple[Commun
     grads = {value: name for name, value in built.workload.grads.items()}
     counted: Counter[Communication] = Counter()
     for t in transfers:
-        value = names.get(t.value) or (f"grad of {grads[t.value]}" if t.value in grads else t.value)
+        # Small all-reduces travel together; their values stand in one text, separated by commas.
+        value = ", ".join(
+            names.get(v) or (f"grad of {grads[v]}" if v in grads else v) for v in t.value.split(", ")
+        )
         phase: Literal["forward", "backward"] = "backward" if t.backward else "forward"
         counted[
             Communication(t.kind, t.axes, t.num_bytes, phase, value, t.module, t.reason)

@@ -162,15 +162,22 @@ class Derived:
         raise PlanError("name", name, f"a parameter, input, output or value (nearest: {close})")
 
     def _communication_lines(self, name: str) -> list[str]:
-        """What moves `name` itself, or happens in the module that owns it."""
+        """What moves `name` itself or its gradient, or happens in the module that owns it."""
         owner = name.rpartition(".")[0]
         lines = []
         for item in self.communications:
-            if item.value == name or (owner and item.module == owner) or item.module == name:
+            moved = item.value.split(", ")
+            own = next((v for v in moved if v in (name, f"grad of {name}")), None)
+            if own or (owner and item.module == owner) or item.module == name:
                 times = f"{item.count} x " if item.count > 1 else ""
+                what = own or moved[0]
+                why = item.reason
+                if len(moved) > 1:
+                    what += f" and {len(moved) - 1} more"
+                    why = "small results travel together"
                 lines.append(
                     f"  {item.phase}: {times}{item.kind} over {axes_words(item.axes)}, "
-                    f"{bytes_words(item.num_bytes)} of {item.value}: {item.reason}"
+                    f"{bytes_words(item.num_bytes)} of {what}: {why}"
                 )
         return lines or ["  no communication of its own"]
 

@@ -7,17 +7,21 @@ matches nothing is an error. A plan is a value: it prints as a YAML file and rea
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperparallel.errors import PlanError, nearest
 from hyperparallel.layout import Layout, Mesh
+
+if TYPE_CHECKING:
+    from hyperparallel.plan.derived import Derived
 
 BATCH_NAMES = ("dp", "ddp", "fsdp", "data", "batch", "replica")
 Axes = str | list[str] | None
@@ -75,6 +79,25 @@ class Plan:
             return self.batch
         stems = {name: name.rstrip("0123456789_") for name in self.mesh.names}
         return tuple(n for n in self.mesh.names if stems[n] in BATCH_NAMES or n == self.fsdp)
+
+    def derive(self, model: Any, batch: Any) -> Derived:
+        """Every layout and collective that follows from the plan, for a module and a global batch.
+
+        batch: a mapping of keyword arguments, a tuple of positional ones, or one tensor. The module may
+        be on the meta device. Raises `PlanError`/`LayoutError` for a plan that does not fit it and
+        `CaptureError` for a module that cannot be captured.
+        """
+        args, kwargs = _late("hyperparallel.runtime.batches").call_of(batch)
+        found: Derived = _late("hyperparallel.graph.derive").derive(model, self, args, kwargs)
+        return found
+
+    def certify(self, model: Any, batch: Any, *, seed: int = 0) -> Any:
+        """Run the derived program on virtual ranks against the plain module; returns a `Certificate`.
+
+        Results, gradients and random numbers are compared on a global batch (see `derive`), in this
+        process. The module must hold real weights; it is left unchanged. Raises like `derive`.
+        """
+        return _late("hyperparallel.runtime.certify").certify(model, self, batch, seed=seed)
 
     def to_yaml(self) -> str:
         """The plan as the text of a plan file."""
@@ -152,6 +175,11 @@ class PlanFile(BaseModel):
             self.zero,
             None if self.batch is None else tuple(self.batch),
         )
+
+
+def _late(module: str) -> Any:
+    """A module right of the torch line, bound when called: describing a plan must not load torch."""
+    return importlib.import_module(module)
 
 
 def _axes_entry(axes: tuple[str, ...]) -> Axes:

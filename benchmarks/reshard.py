@@ -291,7 +291,6 @@ def report(pairs: list[Pair]) -> Report:
             Table("Losing rows: more bytes than the shortest path", columns, tuple(lost)),
         ),
         packages=("torch", "numpy"),
-        raw={"pairs": [dataclasses.asdict(pair) for pair in pairs]},
     )  # fmt: skip
 
 

@@ -45,17 +45,12 @@ def lacking(old: Layout, new: Layout, shape: tuple[int, ...]) -> int:
     for rank in old.mesh.ranks:
         have, want = old.slices(shape, rank), new.slices(shape, rank)
         size = math.prod(part.stop - part.start for part in want)
-        both = [
-            max(0, min(a.stop, b.stop) - max(a.start, b.start))
-            for a, b in zip(have, want, strict=True)
-        ]
+        both = [max(0, min(a.stop, b.stop) - max(a.start, b.start)) for a, b in zip(have, want, strict=True)]
         most = max(most, size - math.prod(both))
     return most
 
 
-def edges(
-    sizes: dict[str, int], shape: tuple[int, ...], state: State
-) -> Iterator[tuple[float, State]]:
+def edges(sizes: dict[str, int], shape: tuple[int, ...], state: State) -> Iterator[tuple[float, State]]:
     dims, pending = state
     cut = [axis for axes in dims for axis in axes]
     piece = math.prod(shape) / math.prod(sizes[axis] for axis in cut)

@@ -70,8 +70,7 @@ def test_text_is_as_one_writes_it() -> None:
     mesh = Mesh((2, 2), ("dp", "tp"), (0, 2, 1, 3))
     layout = mesh(None, "dp", partial={"tp": "sum"}, tier="host")
     assert str(layout) == (
-        'Layout((2, 2), ("dp", "tp"), ranks=(0, 2, 1, 3))'
-        '(None, "dp", partial={"tp": "sum"}, tier="host")'
+        'Layout((2, 2), ("dp", "tp"), ranks=(0, 2, 1, 3))(None, "dp", partial={"tp": "sum"}, tier="host")'
     )
     assert str(MESH(("dp", "tp"))) == 'Layout((2, 2), ("dp", "tp"))(("dp", "tp"))'
 

@@ -198,9 +198,7 @@ def test_an_uneven_gather_is_counted_by_the_rank_that_lacks_most() -> None:
 
 @pytest.mark.parametrize("matrix", [(2, 2), (2, 3), (3, 2)])
 @pytest.mark.parametrize("rows", range(10))
-def test_two_axes_on_one_uneven_dim_fused_and_step_by_step(
-    matrix: tuple[int, int], rows: int
-) -> None:
+def test_two_axes_on_one_uneven_dim_fused_and_step_by_step(matrix: tuple[int, int], rows: int) -> None:
     mesh, shape = Mesh(matrix, ("a", "b")), (rows, 3)
     cut_twice = mesh(("a", "b"), None)
     fused = check(cut_twice, mesh(None, None), shape)

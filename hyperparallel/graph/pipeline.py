@@ -1,6 +1,6 @@
 """The way from a module to one rank's program: an ordered list of passes, visible here.
 
-capture -> fold masks -> tidy -> extract -> rules -> decide -> partition -> bucket -> schedule.
+capture -> fold masks -> tidy -> extract -> rules -> decide -> partition -> peephole -> bucket -> schedule.
 
 `Built` is the part that all ranks share; `rank_program` is one rank's. Users add their own passes over
 the joint graph (`joint_passes`) or over a rank's program (`rank_passes`).
@@ -22,6 +22,7 @@ from hyperparallel.graph.extract import extract
 from hyperparallel.graph.passes.bucket import bucket
 from hyperparallel.graph.passes.mask import fold_masks
 from hyperparallel.graph.passes.partition import partition, reduction
+from hyperparallel.graph.passes.peephole import peephole
 from hyperparallel.graph.passes.schedule import schedule
 from hyperparallel.graph.passes.tidy import tidy
 from hyperparallel.graph.probe import probe
@@ -35,7 +36,7 @@ from hyperparallel.workload import Workload
 JointPass = Callable[[Captured], Any]
 RankPass = Callable[[RankProgram], RankProgram]
 JOINT_PASSES: tuple[JointPass, ...] = (fold_masks, tidy)
-RANK_PASSES: tuple[RankPass, ...] = (bucket, schedule)
+RANK_PASSES: tuple[RankPass, ...] = (peephole, bucket, schedule)
 
 
 @dataclass(frozen=True)

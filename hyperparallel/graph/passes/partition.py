@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import fx
 
+from hyperparallel.graph import communication
 from hyperparallel.graph.capture import Captured
 from hyperparallel.graph.extract import module_of
 from hyperparallel.graph.passes.localise import LocalOp, Piece, localise
 from hyperparallel.graph.passes.redistribute import Redistributor
 from hyperparallel.graph.program import RankProgram, Transfer
 from hyperparallel.plan.decide import Decisions
-from hyperparallel.graph import communication
 from hyperparallel.shard.rule import Rule
 from hyperparallel.shard.spec import FactorCut, Spec, make_spec, piece, ways
 from hyperparallel.workload import Workload
@@ -46,7 +46,7 @@ def reduction(program: RankProgram, workload: Workload, decisions: Decisions) ->
     """The program that takes deferred gradients to the layouts their parameters are stored in."""
     graph = fx.Graph()
     meta = {"backward": True, "constant": False, "module": ""}
-    places = {}
+    places: dict[str, fx.Node] = {}
     for name in program.grads:
         places[name] = graph.placeholder(f"grad_{len(places)}")
         places[name].meta.update(meta)
@@ -96,6 +96,7 @@ class _Partition:
         self.mesh, self.rank = decisions.mesh, rank
         self.at = self.mesh.coordinate(rank)
         self.ops = {op.name: op for op in workload.ops}
+        self.origins = {node.name: node for node in captured.graph.nodes}
         self.graph = fx.Graph()
         self.made: dict[str, tuple[Any, Spec]] = {}
         self.converted: dict[tuple[str, Spec, bool], Any] = {}
@@ -122,8 +123,13 @@ class _Partition:
         self.module, self.backward = "", node.name in self.workload.tangents.values()
         fixed = {n: v for n, v in self.workload.buffers.items() if n not in self.workload.mutations}
         self.constant = node.name in fixed.values()
-        local = self._noted(self.graph.placeholder(node.name))
-        self.made[node.name] = (local, spec)
+        self._made(node.name, self._noted(self.graph.placeholder(node.name)), spec)
+
+    def _made(self, value: str, node: Any, spec: Spec) -> None:
+        """Note the local node of a value; later passes see the whole value through "origin"."""
+        self.made[value] = (node, spec)
+        if "spec" not in node.meta:
+            node.meta["origin"], node.meta["spec"] = self.origins[value], spec
 
     def _noted(self, node: fx.Node) -> fx.Node:
         node.meta["backward"], node.meta["module"] = self.backward, self.module
@@ -165,7 +171,7 @@ class _Partition:
         )
         for value, result, spec in zip(op.outputs, localise(local), out_specs, strict=True):
             if value is not None and spec is not None:
-                self.made[value] = (result, spec)
+                self._made(value, result, spec)
 
     def _piece(self, size: int, cut: FactorCut) -> Piece:
         if (size, cut) not in self.pieces:
@@ -183,7 +189,10 @@ class _Partition:
         if key not in self.converted:
             outer = self.constant
             self.constant = bool(node.meta.get("constant"))
-            self.converted[key] = self._redistributor(value)(node, have, spec)
+            converted = self._redistributor(value)(node, have, spec)
+            if "spec" not in converted.meta:
+                converted.meta["origin"], converted.meta["spec"] = self.origins[value], spec
+            self.converted[key] = converted
             self.constant = outer
         return self.converted[key]
 

@@ -13,9 +13,13 @@ from hyperparallel.errors import HyperParallelError, RunError, UserError
 
 if TYPE_CHECKING:
     from hyperparallel.graph.capture import Captured, capture
+    from hyperparallel.graph.derive import derive
     from hyperparallel.layout import Layout, Mesh
     from hyperparallel.plan import Plan
-    from hyperparallel.runtime import TrainStep, certify, derive, launch, parallelize
+    from hyperparallel.runtime.certify import certify
+    from hyperparallel.runtime.launch import launch
+    from hyperparallel.runtime.parallel import parallelize
+    from hyperparallel.runtime.step import TrainStep
 
 __version__ = "0.1.0"
 
@@ -42,11 +46,11 @@ _LATE = {
     "Layout": "hyperparallel.layout",
     "Mesh": "hyperparallel.layout",
     "Plan": "hyperparallel.plan",
-    "TrainStep": "hyperparallel.runtime",
-    "certify": "hyperparallel.runtime",
-    "derive": "hyperparallel.runtime",
-    "launch": "hyperparallel.runtime",
-    "parallelize": "hyperparallel.runtime",
+    "TrainStep": "hyperparallel.runtime.step",
+    "certify": "hyperparallel.runtime.certify",
+    "derive": "hyperparallel.graph.derive",
+    "launch": "hyperparallel.runtime.launch",
+    "parallelize": "hyperparallel.runtime.parallel",
 }
 """Public name -> the module it is loaded from on first use."""
 

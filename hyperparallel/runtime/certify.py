@@ -7,6 +7,7 @@ are compared, and pieces that several ranks hold must be equal on all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -178,19 +179,28 @@ def assemble(
 ) -> tuple[Tensor, bool]:
     """The whole tensor from every rank's piece, and whether equal pieces are bit-equal."""
     if spec is None or spec.is_whole():
-        return pieces[0], all(torch.equal(pieces[0], p) for p in pieces[1:])
+        return pieces[0], all(bool(_alike(pieces[0], p).all()) for p in pieces[1:])
     whole = torch.full(spec.shape, float("nan")).to(pieces[0].dtype)
     for piece, rank in zip(pieces, ranks, strict=True):
         local_piece(whole, spec, rank).copy_(piece)
     same = all(
-        torch.equal(local_piece(whole, spec, rank), piece)
+        bool(_alike(local_piece(whole, spec, rank), piece).all())
         for piece, rank in zip(pieces, ranks, strict=True)
     )
     return whole, same
 
 
+def _alike(one: Tensor, two: Tensor) -> Tensor:
+    """Where two tensors hold the same; NaN is the same as NaN."""
+    return (one == two) | ((one != one) & (two != two))
+
+
 def _difference(got: Tensor, true: Tensor, floor: float) -> float:
+    """The largest difference relative to the largest finite magnitude; infinite where one is NaN."""
     if got.numel() == 0:
         return 0.0
-    scale = max(float(true.abs().max()), floor) or 1.0
-    return float((got.to(true.dtype) - true).abs().max()) / scale
+    got, true = (x.to(torch.complex128 if x.is_complex() else torch.float64) for x in (got, true))
+    sizes = true.abs()
+    scale = max(float(sizes[sizes.isfinite()].max()) if sizes.isfinite().any() else 0.0, floor) or 1.0
+    errors = torch.where(_alike(got, true), 0.0, (got - true).abs() / scale)
+    return float(errors.nan_to_num(nan=math.inf).max())

@@ -15,7 +15,7 @@ import highspy
 import numpy as np
 
 
-class _Quiet(highspy.Highs):
+class _Quiet(highspy.Highs):  # type: ignore[misc, unused-ignore]
     """HiGHS without callbacks: enabling them prints a banner before output can be switched off (1.16)."""
 
     def __init__(self) -> None:

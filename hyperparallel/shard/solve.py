@@ -207,7 +207,7 @@ class _AxisProgram:
 
     def _pinned(self, op: Op, options: list[Choice]) -> list[Choice]:
         for position, value in enumerate(op.outputs):
-            if value in self.task.pins:
+            if value is not None and value in self.task.pins:
                 wanted = self.task.pins[value]
                 options = [o for o in options if o.outputs[position] == wanted]
                 if not options:

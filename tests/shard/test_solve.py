@@ -42,7 +42,8 @@ def brute_force(work: Workload, rules: dict[str, Rule], task: AxisTask) -> float
     best = float("inf")
     for picked in itertools.product(*options):
         for places in itertools.product(*(task.sources[s] for s in sources)):
-            best = min(best, _cost(work, rules, task, pricing, picked, dict(zip(sources, places, strict=True))))
+            made = dict(zip(sources, places, strict=True))
+            best = min(best, _cost(work, rules, task, pricing, picked, made))
     return best
 
 

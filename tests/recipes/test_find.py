@@ -46,6 +46,7 @@ def test_a_folder_gives_its_weights(tmp_path: Path) -> None:
         vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=2,
     )  # fmt: skip
+    torch.manual_seed(1)
     saved = LlamaForCausalLM(small)
     saved.save_pretrained(tmp_path)
     recipe = find(str(tmp_path))

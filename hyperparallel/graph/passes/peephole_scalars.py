@@ -75,13 +75,6 @@ def _divided_by_power(node: Call, edit: Rewriter) -> fx.Node | None:
     return edit.call(node, aten.mul.Scalar, x, 1.0 / number)
 
 
-def _power_of_one(node: Call, edit: Rewriter) -> fx.Node | None:
-    """x ** 1 -> x"""
-    x, exponent = node.args
-    assert isinstance(x, fx.Node)
-    return x if exponent == 1 and same_dtype(x, node) else None
-
-
 def _one_scaling(node: Call, edit: Rewriter) -> fx.Node | None:
     """(x * a) * b -> x * (a * b)"""
     inner = node.args[0]
@@ -108,7 +101,6 @@ def _scale_smaller(node: Call, edit: Rewriter) -> fx.Node | None:
 NUMBERS: Table = {
     aten.div.Tensor: (_divided_by_power,),
     aten.div.Scalar: (_divided_by_power,),
-    aten.pow.Tensor_Scalar: (_power_of_one,),
     aten.mul.Tensor: (_one_scaling, _scale_smaller),
     aten.mul.Scalar: (_one_scaling,),
 }

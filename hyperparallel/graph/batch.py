@@ -47,6 +47,10 @@ class Tree:
         for key, child in zip(self.keys, self.children, strict=True):
             yield from child.paths(f"{prefix}.{key}" if prefix else key)
 
+    def outline(self) -> tuple[Any, ...]:
+        """All but the tensors, as a value that hashes: equal outlines, equal nesting and plain values."""
+        return self.kind, self.type, self.keys, self.value, *(c.outline() for c in self.children)
+
     def rebuild(self, leaves: Iterator[Any]) -> Any:
         """The object with its tensor leaves taken from `leaves`, in order."""
         if self.kind == "tensor":
@@ -147,9 +151,7 @@ class CallTree:
         return leaves
 
 
-def _named(
-    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+def _named(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     try:
         bound = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
@@ -165,15 +167,11 @@ def _named(
     return named
 
 
-def _split_call(
-    signature: inspect.Signature, named: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
+def _split_call(signature: inspect.Signature, named: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Positional arguments only where the signature allows nothing else."""
     args: list[Any] = []
     rest = dict(named)
-    has_varargs = any(
-        p.kind is p.VAR_POSITIONAL and rest.get(p.name) for p in signature.parameters.values()
-    )
+    has_varargs = any(p.kind is p.VAR_POSITIONAL and rest.get(p.name) for p in signature.parameters.values())
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             args.extend(rest.pop(name, ()))

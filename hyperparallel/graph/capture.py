@@ -65,9 +65,7 @@ class Captured:
         returned = output_node(self.graph).args[0]
         assert isinstance(returned, (tuple, list))
         pairs = zip(self.results, returned, strict=True)
-        return {
-            name: node.name for (r, name), node in pairs if r == role and isinstance(node, fx.Node)
-        }
+        return {name: node.name for (r, name), node in pairs if r == role and isinstance(node, fx.Node)}
 
     @property
     def outputs(self) -> dict[str, str]:
@@ -112,6 +110,7 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     train: bool = True,
+    as_is: bool = False,
     grad_outputs: Sequence[str] | None = None,
     strict: bool | None = None,
     shorten: bool = True,
@@ -120,17 +119,18 @@ def capture(
 
     With `train`, a module in evaluation mode is captured in training mode (a module in training
     mode is taken as it is, frozen submodules included) with its backward; without, in evaluation
-    mode and forward only. `grad_outputs` names the outputs that gradients come from (if None:
-    "loss" where there is one, else all differentiable ones). `strict` forces one tracing route.
-    With `shorten`, a deep stack of equal blocks is traced with four of them and the rest copied, if
-    nothing speaks against it. Raises `CaptureError` naming the line that stopped it.
+    mode and forward only. With `as_is`, modes are as the module has them. `grad_outputs` names the
+    outputs that gradients come from (if None: "loss" where there is one, else all differentiable
+    ones). `strict` forces one tracing route. With `shorten`, a deep stack of equal blocks is traced
+    with four of them and the rest copied, if nothing speaks against it. Raises `CaptureError`
+    naming the line that stopped it.
 
     >>> found = capture(nn.Linear(2, 3), (torch.zeros(4, 2),))
     >>> found.params, list(found.inputs), list(found.outputs), list(found.grads)
     ({'weight': 'param_weight', 'bias': 'param_bias'}, ['input'], ['output'], ['weight', 'bias'])
     """
     call, leaves = call_tree(module, args, kwargs or {})
-    task = _Task(module, call, leaves, train, grad_outputs, find_stacks(module))
+    task = _Task(module, call, leaves, train, as_is, grad_outputs, find_stacks(module))
     reductions = [r for r in map(reduce_stack, task.stacks) if r is not None]
     if shorten and reductions and not strict:
         with contextlib.suppress(NotUniform, CaptureError):
@@ -146,6 +146,7 @@ class _Task:
     call: CallTree
     leaves: list[torch.Tensor]
     train: bool
+    as_is: bool
     grad_outputs: Sequence[str] | None
     stacks: list[Stack]
 
@@ -182,10 +183,8 @@ class _Task:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         memo = {key: twin for watch in watches for key, twin in watch.stand_ins().items()}
         twin = skeleton(self.module, mode, device, memo)
-        if not self.train:
-            twin.eval()
-        elif not self.module.training:
-            twin.train()
+        if not self.as_is and not (self.train and self.module.training):
+            twin.train(self.train)
         for watch in watches:
             watch.attach(twin.get_submodule(watch.reduction.stack.name))
         fakes = [fake_tensor(mode, leaf, device) for leaf in self.leaves]
@@ -196,13 +195,11 @@ class _Task:
             fakes,
             mode,
             train=self.train,
-            wants_grad=lambda paths: _gradient_roots(paths) if wanted is None else wanted,
+            wants_grad=lambda paths: gradient_roots(paths) if wanted is None else wanted,
             strict=strict,
         )
 
-    def _stamp(
-        self, graph: fx.Graph, names: Names, reductions: list[Reduction], order: list[str]
-    ) -> None:
+    def _stamp(self, graph: fx.Graph, names: Names, reductions: list[Reduction], order: list[str]) -> None:
         results = returned(graph, names.results)
         for reduction in reductions:
             results = stamp(graph, reduction, results, order)
@@ -228,20 +225,22 @@ def returned(graph: fx.Graph, roles: Sequence[tuple[str, str]]) -> list[Result]:
     return [Result(role, name, x) for (role, name), x in zip(roles, values, strict=True)]
 
 
-def _gradient_roots(paths: Sequence[str]) -> Sequence[str]:
+def gradient_roots(paths: Sequence[str]) -> Sequence[str]:
+    """The results that gradients come from: "loss" where there is one, else all."""
     return ("loss",) if "loss" in paths else paths
+
+
+def check_outputs(captured: Captured, wanted: Sequence[str]) -> None:
+    """`CaptureError` for the path of a result that there is not."""
+    for path in wanted:
+        if path not in captured.outputs:
+            raise CaptureError("output", path, f"one of {', '.join(captured.outputs)}")
 
 
 def keep_outputs(captured: Captured, wanted: Sequence[str]) -> None:
     """Drop other outputs from a captured graph, in place; `CaptureError` for unknown ones."""
-    for path in wanted:
-        if path not in captured.outputs:
-            raise CaptureError("output", path, f"one of {', '.join(captured.outputs)}")
-    found = [
-        r
-        for r in returned(captured.graph, captured.results)
-        if r.role != "output" or r.name in wanted
-    ]
+    check_outputs(captured, wanted)
+    found = [r for r in returned(captured.graph, captured.results) if r.role != "output" or r.name in wanted]
     output_node(captured.graph).args = (tuple(r.node for r in found),)
     captured.results = [(r.role, r.name) for r in found]
     captured.graph.eliminate_dead_code()
@@ -249,6 +248,4 @@ def keep_outputs(captured: Captured, wanted: Sequence[str]) -> None:
 
 def _aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     first: dict[int, str] = {}
-    return {
-        name: first[id(x)] for name, x in tensors.items() if first.setdefault(id(x), name) != name
-    }
+    return {name: first[id(x)] for name, x in tensors.items() if first.setdefault(id(x), name) != name}

@@ -17,7 +17,7 @@ from torch import nn
 
 from hyperparallel.cluster import Rates
 from hyperparallel.errors import CaptureError
-from hyperparallel.graph.capture import Captured, capture, keep_outputs
+from hyperparallel.graph.capture import Captured, capture, check_outputs, gradient_roots, keep_outputs
 from hyperparallel.graph.extract import extract
 from hyperparallel.graph.passes.bucket import bucket
 from hyperparallel.graph.passes.mask import fold_masks
@@ -60,9 +60,7 @@ class Built:
 
         defer: leave gradients pending over the batch axes. joint: forward and backward run as one.
         """
-        program = partition(
-            self.captured, self.workload, self.rules, self.decisions, rank, defer=defer
-        )
+        program = partition(self.captured, self.workload, self.rules, self.decisions, rank, defer=defer)
         program.joint = joint
         return self._passed(program)
 
@@ -83,7 +81,10 @@ def build(
     kwargs: Mapping[str, Any] | None = None,
     *,
     train: bool = True,
+    as_is: bool = False,
     loss: str | None = None,
+    grad_outputs: Sequence[str] | None = None,
+    whole_outputs: bool = False,
     rates: Rates | None = None,
     joint_passes: Sequence[JointPass] = JOINT_PASSES,
     rank_passes: Sequence[RankPass] = RANK_PASSES,
@@ -91,12 +92,13 @@ def build(
     """Capture, extract and decide: everything up to the ranks' own programs.
 
     loss: the one result to keep and to differentiate ("" finds it: the one called "loss", or the only
-    one); None keeps all results, and differentiates "loss" where there is one, else all.
+    one); None keeps all results, and differentiates `grad_outputs` (by default "loss" where there is one,
+    else all). whole_outputs: those results end whole on every rank. train, as_is: see `capture`.
     Raises `CaptureError` where the module cannot be captured, `PlanError`/`LayoutError` for a plan that
     does not fit it.
     """
-    roots = (loss,) if loss else None
-    captured = capture(module, tuple(args), dict(kwargs or {}), train=train, grad_outputs=roots)
+    roots = (loss,) if loss else grad_outputs
+    captured = capture(module, tuple(args), dict(kwargs or {}), train=train, as_is=as_is, grad_outputs=roots)
     if loss is not None:
         keep_outputs(captured, (loss or loss_of(captured),))
     for joint_pass in joint_passes:
@@ -104,7 +106,11 @@ def build(
     workload = extract(captured)
     rules = rules_of(captured, workload)
     random = frozenset(op.name for op in workload.ops if is_random(op.target))
-    decisions = decide(workload, rules, plan, rates, random=random)
+    if roots is None:
+        roots = gradient_roots(list(captured.outputs))
+    check_outputs(captured, roots)
+    whole = frozenset(roots if whole_outputs else ())
+    decisions = decide(workload, rules, plan, rates, random=random, whole=whole)
     return Built(captured, workload, rules, decisions, rank_passes)
 
 
@@ -121,7 +127,5 @@ def rules_of(captured: Captured, workload: Workload) -> dict[str, Rule]:
     targets = {n.name: n.target for n in captured.graph.nodes if n.op == "call_function"}
     rules: dict[str, Rule] = {}
     for op in workload.ops:
-        rules[op.name] = rule_for(op, workload.values) or probe(
-            op, workload.values, targets[op.name]
-        )
+        rules[op.name] = rule_for(op, workload.values) or probe(op, workload.values, targets[op.name])
     return rules

@@ -22,7 +22,7 @@ from hyperparallel.shard.placements import WHOLE, Choice, Cut, Pending, Placemen
 from hyperparallel.shard.rule import Rule
 from hyperparallel.shard.solve import AxisDecision, AxisTask, Progress, constant_ops, solve_axis
 from hyperparallel.shard.spec import FactorCut, Spec, make_spec, spec_of_dims, spec_of_layout
-from hyperparallel.workload import Op, Workload
+from hyperparallel.workload import Workload
 
 OPTIMIZER_TOUCHES = 7.0
 """Reads and writes of a parameter-sized array per update: AdamW reads four and writes three."""
@@ -59,14 +59,16 @@ def decide(
     rates: Rates | None = None,
     *,
     random: frozenset[str] = frozenset(),
+    whole: frozenset[str] = frozenset(),
     solver_seconds: float = 20.0,
 ) -> Decisions:
     """Derive a whole program from a plan.
 
     rules: per op name. random: names of ops that draw random numbers (never folded into constants).
+    whole: paths of results that every rank gets whole.
     Raises `PlanError`/`LayoutError` for declarations that match nothing or do not fit.
     """
-    settling = _Settling(workload, refine(plan, workload, rules), random)
+    settling = _Settling(workload, refine(plan, workload, rules), random, whole)
     rates = rates or Rates()
     done = Progress()
     axes = []
@@ -75,9 +77,7 @@ def decide(
             task = settling.task(axis, done)
             constant = settling.constant
             axes.append(
-                solve_axis(
-                    workload, rules, task, done, rates, constant=constant, seconds=solver_seconds
-                )
+                solve_axis(workload, rules, task, done, rates, constant=constant, seconds=solver_seconds)
             )
     return settling.decisions(axes, rules)
 
@@ -108,9 +108,7 @@ def refine(plan: Plan, workload: Workload, rules: Mapping[str, Rule]) -> Plan:
         even = all(
             size % n == 0
             for name, (_, layout) in match(plan.params, workload.params, "params").items()
-            for size, axes in zip(
-                workload.values[workload.params[name]].shape, layout.dims, strict=False
-            )
+            for size, axes in zip(workload.values[workload.params[name]].shape, layout.dims, strict=False)
             if axis in axes
         )
         if shared and even:
@@ -151,6 +149,7 @@ class _Settling:
     workload: Workload
     plan: Plan
     random: frozenset[str]
+    whole: frozenset[str]
     declared: dict[str, tuple[str, Layout]] = field(init=False)
     inputs: dict[str, tuple[str, Layout]] = field(init=False)
     stored_on_batch: dict[str, tuple[int, str]] = field(init=False)
@@ -201,8 +200,8 @@ class _Settling:
             sources[value] = (WHOLE,)
         for path, value in work.inputs.items():
             sources[value] = self._input_places(path, value, axis, done)
-        for value in work.outputs.values():
-            sinks[value] = self._free(value, done, n)
+        for path, value in work.outputs.items():
+            sinks[value] = (WHOLE,) if path in self.whole else self._free(value, done, n)
         for value in (*work.mutations.values(), *work.input_grads.values()):
             sinks[value] = (WHOLE,)
         for value in work.tangents.values():
@@ -224,9 +223,7 @@ class _Settling:
             keeps_cuts=axis in self.plan.batch_axes,
         )
 
-    def _param_places(
-        self, name: str, value: str, axis: str, done: Progress
-    ) -> tuple[Placement, ...]:
+    def _param_places(self, name: str, value: str, axis: str, done: Progress) -> tuple[Placement, ...]:
         if axis in self.plan.batch_axes:
             return (WHOLE,)
         n = self.mesh.axis_size(axis)
@@ -248,14 +245,13 @@ class _Settling:
             return WHOLE
         return Cut(dim, self.workload.values[value].shape[dim])
 
-    def _input_places(
-        self, path: str, value: str, axis: str, done: Progress
-    ) -> tuple[Placement, ...]:
+    def _input_places(self, path: str, value: str, axis: str, done: Progress) -> tuple[Placement, ...]:
         n = self.mesh.axis_size(axis)
         if path in self.inputs:
             return (_dim_place(self.workload, value, self.inputs[path][1], axis, done, n) or WHOLE,)
         shape = self.workload.values[value].shape
-        batch = self.workload.values[next(iter(self.workload.inputs.values()))].shape
+        shapes = (self.workload.values[v].shape for v in self.workload.inputs.values())
+        batch = next(filter(None, shapes), ())
         if axis in self.plan.batch_axes and shape and shape[:1] == batch[:1] and shape[0] > 1:
             return (Cut(0, -(-shape[0] // done.values[value])),)
         return self._free(value, done, n)
@@ -311,8 +307,7 @@ class _Settling:
         if name not in self.declared:
             return derived
         keep = [
-            tuple(a for a in axes if a not in self.plan.batch_axes)
-            for axes in self.declared[name][1].dims
+            tuple(a for a in axes if a not in self.plan.batch_axes) for axes in self.declared[name][1].dims
         ]
         return make_spec(self.mesh, [[(s, a)] for s, a in zip(derived.shape, keep, strict=True)])
 
@@ -397,12 +392,7 @@ def _operand_specs(
     outputs = tuple(
         None
         if dims is None
-        else spec_of_dims(
-            mesh, dims, rule.sizes, cuts, pending([(a, c.outputs[i]) for a, c in chosen])
-        )
+        else spec_of_dims(mesh, dims, rule.sizes, cuts, pending([(a, c.outputs[i]) for a, c in chosen]))
         for i, dims in enumerate(rule.outputs)
     )
     return inputs, outputs
-
-
-__all__ = ["Decisions", "Op", "decide", "pinned", "refine"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from hyperparallel.graph.batch import flatten
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.runtime.present import local_piece
 from hyperparallel.runtime.ranks import Here
@@ -34,6 +36,14 @@ def local_inputs(program: RankProgram, leaves: Sequence[Tensor], here: Here) -> 
     return values
 
 
-def signature(leaves: Sequence[Tensor], train: bool = True) -> Any:
-    """What a program was built for: shapes and dtypes of the batch, and whether it trains."""
-    return tuple((tuple(x.shape), x.dtype, x.requires_grad) for x in leaves), train
+def signature(leaves: Sequence[Tensor]) -> Any:
+    """What a program was built for: shapes and dtypes of the batch, and automatic mixed precision."""
+    kinds = tuple((tuple(x.shape), x.dtype, x.requires_grad) for x in leaves)
+    mixed = {x.device.type for x in leaves}
+    return kinds, tuple(torch.get_autocast_dtype(d) for d in sorted(mixed) if torch.is_autocast_enabled(d))
+
+
+def call_signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """`signature` of a call whose nesting and plain Python values may differ from call to call."""
+    tree, leaves = flatten((tuple(args), dict(sorted(kwargs.items()))))
+    return signature(leaves), tree.outline()

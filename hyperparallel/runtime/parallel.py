@@ -4,31 +4,34 @@ The model object is kept: its parameters become DTensors that hold this rank's p
 the compiled program, everything else (config, state_dict keys, class) stays. Any training loop and any
 torch optimizer work on it. Every rank passes the same global batch; the program takes its piece.
 
-One program is built per kind of call (training or not, shapes of the batch); parameters keep the layouts
-of the first. Results that are whole on every rank come back as plain tensors, others as DTensors.
+One program is built per kind of call (shapes and plain values of the batch, modes of the modules, what is
+frozen, gradients or not); parameters keep the layouts of the first. Results that gradients come from are
+plain tensors, whole on every rank; others are plain where they are whole, else DTensors.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from hyperparallel.errors import RunError, UserError
+from hyperparallel.errors import PlanError, RunError, UserError
+from hyperparallel.graph.batch import call_tree, flatten
 from hyperparallel.graph.pipeline import Built, build
-from hyperparallel.layout import Layout
 from hyperparallel.plan.decide import pinned
 from hyperparallel.plan.plan import Plan
-from hyperparallel.runtime.batches import call_of, local_inputs, signature
+from hyperparallel.runtime.batches import call_of, call_signature, local_inputs
 from hyperparallel.runtime.compiled import Compiled
-from hyperparallel.runtime.present import device_mesh, dtensor_placements, local_piece, present
+from hyperparallel.runtime.present import device_mesh, local_piece, present
 from hyperparallel.runtime.ranks import Here
+from hyperparallel.shard.spec import make_spec
 
 
 def parallelize(
@@ -37,20 +40,35 @@ def parallelize(
     example_batch: Any,
     *,
     compile: bool = False,
+    grad_outputs: Sequence[str] | None = None,
     here: Here | None = None,
 ) -> nn.Module:
     """Make `model` run as one rank of `plan`; every rank of the job calls this with an equal model.
 
     example_batch: the global batch of one step, a mapping of keyword arguments, a tuple of positional
-    ones, or one tensor. compile: send compute through Inductor. Returns the same module object. Raises
+    ones, or one tensor. compile: send compute through Inductor. grad_outputs: paths of the results that
+    gradients come from; left out, the one called loss, or else all. Returns the same module object. Raises
     `PlanError` for a plan that does not fit the model or the job, `CaptureError` for a model that cannot be
     captured.
     """
+    check_arguments(model, plan)
     args, kwargs = call_of(example_batch)
-    here = here or Here.in_job(plan.mesh)
-    state = ParallelState(meta_twin(model), here, compile)
-    place(model, state, state.build(plan, args, kwargs, train=True).built)
+    state = ParallelState(here or Here.in_job(plan.mesh), compile, grad_outputs)
+    built = state.make(model, plan, args, kwargs)
+    place(model, state, built)
+    if model.training:
+        state.add(state.key(model, args, kwargs), built)
     return model
+
+
+def check_arguments(model: Any, plan: Any) -> None:
+    """Refuse what is no module, no plan, or a model that is one rank's already."""
+    if not isinstance(model, nn.Module):
+        raise UserError("model", type(model).__name__, "a torch.nn.Module")
+    if not isinstance(plan, Plan):
+        raise PlanError("plan", type(plan).__name__, "a Plan", "Plan(mesh, ...)")
+    if isinstance(model, ParallelModule):
+        raise UserError("model", type(model).__name__, "a model that is not parallelized yet")
 
 
 def place(model: nn.Module, state: ParallelState, built: Built) -> None:
@@ -72,13 +90,34 @@ class ParallelModule(nn.Module):
         """Run this rank's program on the global batch."""
         return self._parallel.call(self, args, kwargs)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As of any module; whole plain tensors are cut to this rank's pieces."""
+        held = dict(self.named_parameters(remove_duplicate=False))
+        cut = {key: _cut_like(held.get(key), value) for key, value in state_dict.items()}
+        return super().load_state_dict(cut, *args, **kwargs)
 
-def meta_twin(model: nn.Module) -> nn.Module:
-    """The model without memory, for capturing it again when the batch has another shape."""
+
+def _cut_like(parameter: Tensor | None, value: Any) -> Any:
+    same = isinstance(parameter, DTensor) and parameter.shape == getattr(value, "shape", None)
+    if not same or isinstance(value, DTensor):
+        return value
+    mesh, places = parameter.device_mesh, parameter.placements  # type: ignore[union-attr]
+    whole = value.detach().to(mesh.device_type)
+    return distribute_tensor(whole, mesh, places, src_data_rank=None)
+
+
+def plain_twin(model: nn.Module) -> nn.Module:
+    """A parallelized model as it was written, with parameters that have no memory, to capture again."""
     memo: dict[int, Any] = {}
     for p in model.parameters():
-        memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
-    return copy.deepcopy(model, memo)
+        empty = torch.empty(p.shape, dtype=p.dtype, device="meta")
+        memo[id(p)] = nn.Parameter(empty, p.requires_grad)
+        if p.grad is not None:
+            memo[id(p.grad)] = None
+    twin = copy.deepcopy(model, memo)
+    del twin.__dict__["_parallel"]
+    twin.__class__ = type(model).__dict__["_original"]
+    return twin
 
 
 @dataclass
@@ -91,24 +130,28 @@ class _Program:
 class ParallelState:
     """What a parallelized model knows beside its parameters."""
 
-    twin: nn.Module
     here: Here
     compile: bool = False
+    grad_outputs: Sequence[str] | None = None
     plan: Plan | None = None
     mesh: DeviceMesh | None = None
     programs: dict[Any, _Program] = field(default_factory=dict)
 
-    def build(
-        self, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], train: bool
-    ) -> _Program:
-        built = build(self.twin, plan, args, kwargs, train=train)
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelState:
+        """A copy of the model runs the same programs; groups can't be copied."""
+        return self
+
+    def make(
+        self, model: nn.Module, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], **more: Any
+    ) -> Built:
+        """Capture a plain model and decide."""
+        return build(model, plan, args, kwargs, grad_outputs=self.grad_outputs, whole_outputs=True, **more)
+
+    def add(self, key: Any, built: Built) -> None:
+        """Compile this rank's program for one kind of call."""
         rank_program = built.rank_program(self.here.rank, joint=False)
         bind = self.here.binder(built.decisions.mesh, rank_program)
-        compiled = Compiled(rank_program, bind, self.compile)
-        program = _Program(built, compiled)
-        leaves = built.captured.flatten_inputs(args, kwargs)
-        self.programs[signature(leaves, train)] = program
-        return program
+        self.programs[key] = _Program(built, Compiled(rank_program, bind, self.compile))
 
     def settle(self, built: Built) -> None:
         """Fix the layouts of parameters for all programs to come."""
@@ -125,8 +168,8 @@ class ParallelState:
                 _set(model, name, _get(model, stored))
                 continue
             spec = built.decisions.stored.get(name)
-            if spec is None:
-                continue
+            if spec is None:  # the program does not use it; another one may
+                spec = make_spec(built.decisions.mesh, [[(n, ())] for n in parameter.shape])
             piece = local_piece(parameter.detach(), spec, self.here.rank)
             local = torch.empty(piece.shape, dtype=piece.dtype, device=self.here.device)
             if not piece.is_meta:
@@ -135,29 +178,50 @@ class ParallelState:
             names[id(placed)] = name
             _set(model, name, placed)
 
+    def key(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a program depends on: the call, the modes of all modules, what is trained."""
+        params = tuple((p.requires_grad, p.dtype) for p in model.parameters())
+        modes = tuple(part.training for part in model.modules())
+        return call_signature(args, kwargs), torch.is_grad_enabled(), modes, params
+
     def call(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         program = self._program_for(model, args, kwargs)
         leaves = program.built.captured.flatten_inputs(args, kwargs)
         local = local_inputs(program.compiled.program, leaves, self.here)
-        params = [model.get_parameter(name) for name in program.compiled.program.params]
+        params = [_placed(model, name) for name in program.compiled.program.params]
         buffers = {n: model.get_buffer(n) for n in program.compiled.program.buffers}
-        run = _Run(program, local, buffers, self.mesh, [p.requires_grad for p in params])
+        run = _Run(program, local, buffers, self.mesh, self.here.rank)
         results = _Step.apply(run, *params, *leaves)  # type: ignore[no-untyped-call]
         names = [*program.compiled.program.outputs, *program.compiled.program.mutations]
         outputs = dict(zip(names, results, strict=True))
-        for name in program.compiled.program.mutations:
-            model.get_buffer(name).copy_(outputs.pop(name))
+        with torch.no_grad():
+            for name in program.compiled.program.mutations:
+                model.get_buffer(name).copy_(outputs.pop(name))
         return program.built.captured.rebuild_outputs(list(outputs.values()))
 
-    def _program_for(
-        self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> _Program:
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        key = signature(tensors, model.training)
+    def _program_for(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Program:
+        key = self.key(model, args, kwargs)
         if key not in self.programs:
             assert self.plan is not None
-            self.build(self.plan, args, kwargs, train=model.training)
+            leaves = flatten((tuple(args), dict(kwargs)))[1]
+            train = torch.is_grad_enabled() and any(x.requires_grad for x in (*model.parameters(), *leaves))
+            twin = plain_twin(model)
+            plan = _without_absent(self.plan, call_tree(twin, args, kwargs)[0].paths())
+            self.add(key, self.make(twin, plan, args, kwargs, train=train, as_is=True))
         return self.programs[key]
+
+
+def _without_absent(plan: Plan, inputs: Sequence[str]) -> Plan:
+    """The plan for a call that need not have all inputs of the first one."""
+    there = {p: x for p, x in plan.inputs.items() if any(fnmatchcase(name, p) for name in inputs)}
+    return replace(plan, inputs=there)
+
+
+def _placed(model: nn.Module, name: str) -> DTensor:
+    parameter = model.get_parameter(name)
+    if not isinstance(parameter, DTensor):
+        raise UserError(f"parameter {name}", "a plain tensor", "the DTensor that parallelize put there")
+    return parameter
 
 
 @dataclass
@@ -168,8 +232,7 @@ class _Run:
     inputs: dict[str, Tensor]
     buffers: dict[str, Tensor]
     mesh: DeviceMesh | None
-    trained: list[bool]
-    versions: list[int] = field(default_factory=list)
+    rank: int
 
 
 class _Step(torch.autograd.Function):
@@ -186,9 +249,19 @@ class _Step(torch.autograd.Function):
         saved = dict(zip(compiled.saved_names(), results[compiled.num_results :], strict=True))
         wanted = {n.name for n in stages.backward.inputs}
         ctx.values = {**{k: v for k, v in values.items() if k in wanted}, **saved}
-        ctx.run, ctx.params, ctx.specs = run, params, specs
-        ctx.versions = [p._version for p in params]
-        return tuple(_result(run, name, x) for name, x in _named_results(run, results))
+        ctx.run, ctx.specs = run, specs
+        # A DTensor counts changes by torch ops, its local tensor those made on that (TrainStep).
+        kept = [name in wanted for name in program.params.values()]
+        ctx.kept = [x for pair in zip(tensors, params, kept, strict=False) if pair[2] for x in pair[:2]]
+        ctx.versions = [x._version for x in ctx.kept]
+        ctx.set_materialize_grads(False)
+        named = _named_results(run, results)
+        ctx.kinds = [(x.dtype, x.device) for _, x in named]
+        presented = tuple(_result(run, name, x) for name, x in named)
+        updates = presented[len(program.outputs) :]
+        fixed = (x for x in presented if not (x.is_floating_point() or x.is_complex()))
+        ctx.mark_non_differentiable(*updates, *fixed)
+        return presented
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -197,11 +270,17 @@ class _Step(torch.autograd.Function):
         program = compiled.program
         if values is None:
             raise RunError("backward through a parallelized model twice: its saved values were freed")
-        if ctx.versions != [p._version for p in ctx.params]:
+        if ctx.versions != [x._version for x in ctx.kept]:
             raise RunError("a parameter was changed in place between forward and backward")
-        for (path, spec), grad in zip(program.output_specs.items(), grads, strict=False):
+        for path, grad, (dtype, device) in zip(program.outputs, grads, ctx.kinds, strict=False):
             if path in program.tangents:
-                values[program.tangents[path]] = _tangent(grad, spec, run)
+                values[program.tangents[path]] = _tangent(grad, path, run, dtype, device)
+            elif grad is not None:
+                known = ", ".join(program.tangents)
+                raise UserError(
+                    "gradient", f"one of the result {path!r}", f"gradients of {known}",
+                    f"parallelize(..., grad_outputs={[*program.tangents, path]})",
+                )  # fmt: skip
         results = compiled.run("backward", values)
         ctx.values = None
         by_name = dict(zip(program.grads, results, strict=False))
@@ -209,9 +288,7 @@ class _Step(torch.autograd.Function):
         for name, spec in zip(program.params, ctx.specs, strict=True):
             grad = by_name.get(name)
             # The constructor that from_local ends in, with the parameter's own spec (torch 2.13).
-            param_grads.append(
-                None if grad is None else DTensor(grad, spec, requires_grad=False)
-            )
+            param_grads.append(None if grad is None else DTensor(grad, spec, requires_grad=False))
         by_input = dict(zip(program.input_grads, results[len(program.grads) :], strict=True))
         return None, *param_grads, *(by_input.get(path) for path in program.inputs)
 
@@ -229,17 +306,15 @@ def _result(run: _Run, name: str, local: Tensor) -> Tensor:
     return present(local, spec, run.mesh)
 
 
-def _tangent(grad: Any, spec: Any, run: _Run) -> Tensor:
+def _tangent(grad: Any, path: str, run: _Run, dtype: torch.dtype, device: torch.device) -> Tensor:
     """An output's incoming gradient as the local piece that the backward expects."""
+    built = run.program.built
+    spec = built.decisions.sources[built.workload.tangents[path]]
+    if grad is None:
+        grad = torch.zeros((), dtype=dtype, device=device).expand(spec.shape)
     if isinstance(grad, DTensor):
-        layout: Layout = spec.layout()
-        local: Tensor = grad.redistribute(placements=dtensor_placements(layout)).to_local()
-        return local
-    return local_piece(grad, spec, spec.mesh.ranks[0]) if spec.is_whole() else _refuse(grad)
-
-
-def _refuse(grad: Any) -> Tensor:
-    raise UserError("gradient of an output", type(grad).__name__, "a DTensor like the output")
+        grad = grad.full_tensor()
+    return local_piece(grad, spec, run.rank)
 
 
 def _get(model: nn.Module, name: str) -> nn.Parameter:

@@ -14,14 +14,22 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from hyperparallel.errors import LayoutError
 from hyperparallel.layout import Layout, Mesh
 from hyperparallel.layout.placement import placements
 from hyperparallel.shard.spec import Spec, piece
 
 
 def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
-    """The `DeviceMesh` of a mesh; every rank of the job must call this together."""
+    """The `DeviceMesh` of a mesh; every rank of the job must call this together.
+
+    Raises `LayoutError` where ranks do not ascend along an axis: a process group sorts its ranks, so
+    DTensor would put gathered pieces together in another order than it cut them (torch 2.13).
+    """
     ranks = torch.tensor(mesh.ranks).view(mesh.shape)
+    if any(bool((ranks.diff(dim=dim) < 0).any()) for dim in range(ranks.dim())):
+        allowed = "ranks that ascend along every axis, in a plan that runs"
+        raise LayoutError("mesh.ranks", mesh.ranks, allowed)
     names = tuple(name.replace(".", "_") for name in mesh.names)
     return DeviceMesh(device.type, ranks, mesh_dim_names=names)
 

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hyperparallel.errors import PlanError
+from hyperparallel.graph.batch import flatten
 from hyperparallel.graph.pipeline import build
 from hyperparallel.plan.plan import Plan
 from hyperparallel.runtime import collectives
 from hyperparallel.runtime.batches import call_of, signature
-from hyperparallel.runtime.parallel import ParallelState, meta_twin, place
+from hyperparallel.runtime.parallel import ParallelState, check_arguments, place, plain_twin
 from hyperparallel.runtime.program import JointProgram
 from hyperparallel.runtime.ranks import Here
 from hyperparallel.shard.spec import Spec, ways
@@ -70,17 +71,22 @@ class TrainStep:
         compile: bool = False,
         here: Here | None = None,
     ) -> None:
+        check_arguments(model, plan)
+        if accumulate < 1:
+            raise PlanError("accumulate", accumulate, "1 or more micro-batches")
+        if clip is not None and not clip > 0:
+            raise PlanError("clip", clip, "a norm above 0, or None")
+        self.shifted = _shifts_labels(model)
         self.loss, self.accumulate, self.clip, self.compile = loss, accumulate, clip, compile
         self.here = here or Here.in_job(plan.mesh)
         self.defer = accumulate > 1 and (plan.fsdp is None or plan.zero == 1)
         self.model = model
-        self.state = ParallelState(meta_twin(model), self.here)
+        self.state = ParallelState(self.here)
         self._programs: dict[Any, JointProgram] = {}
-        self.program = self._build(split_batch(example_batch, accumulate)[0], plan)
+        self.program = self._build(model, split_batch(example_batch, accumulate)[0], plan)
         place(model, self.state, self.program.built)
         self.params = {
-            name: nn.Parameter(local_of(self.model.get_parameter(name)))
-            for name in self.program.param_names
+            name: nn.Parameter(local_of(self.model.get_parameter(name))) for name in self.program.param_names
         }
         self.specs: Mapping[str, Spec] = self.program.stored
         self.trained = list(self.program.grad_names)
@@ -106,7 +112,7 @@ class TrainStep:
     def gradients(self, batch: Any) -> Tensor:
         """Set `.grad` of the local parameters from a global batch; returns the loss (0-dim tensor)."""
         micros = split_batch(batch, self.accumulate)
-        weights = micro_weights(micros)
+        weights = micro_weights(micros, self.shifted)
         total: list[Tensor] | None = None
         loss = torch.zeros((), device=self.here.device)
         for micro, weight in zip(micros, weights, strict=True):
@@ -126,9 +132,13 @@ class TrainStep:
     def _buffers(self, program: JointProgram) -> dict[str, Tensor]:
         return {name: self.model.get_buffer(name) for name in program.buffer_names}
 
-    def _build(self, batch: Any, plan: Plan) -> JointProgram:
+    def _build(self, model: nn.Module, batch: Any, plan: Plan) -> JointProgram:
         args, kwargs = call_of(batch)
-        built = build(self.state.twin, plan, args, kwargs, loss=self.loss)
+        built = build(model, plan, args, kwargs, loss=self.loss)
+        (found,) = (built.workload.values[value] for value in built.workload.outputs.values())
+        if found.shape or not built.workload.grads:
+            kind = f"{found.dtype} of shape {list(found.shape)}"
+            raise PlanError("loss", kind, "one number that depends on a trained parameter")
         leaves = built.captured.flatten_inputs(args, kwargs)
         program = JointProgram(built, self.here, self.defer, self.compile)
         self._programs[signature(leaves)] = program
@@ -141,7 +151,7 @@ class TrainStep:
         found = self._programs.get(signature(leaves))
         if found is None:
             assert self.state.plan is not None
-            found = self._build(batch, self.state.plan)
+            found = self._build(plain_twin(self.model), batch, self.state.plan)
         return found, leaves
 
     def _copies(self, spec: Spec) -> float:
@@ -154,9 +164,7 @@ class TrainStep:
         norms = torch.stack(torch._foreach_norm(grads)).double()
         copies = torch.tensor(self._replicas, dtype=torch.float64, device=norms.device)
         squares = (norms.square() / copies).sum()
-        total = collectives.wait(
-            collectives.all_reduce_start(squares, "sum", self.here.groups.world)
-        ).sqrt()
+        total = collectives.wait(collectives.all_reduce_start(squares, "sum", self.here.groups.world)).sqrt()
         assert self.clip is not None
         scale = torch.clamp(self.clip / (total + 1e-6), max=1.0).to(grads[0].dtype)
         torch._foreach_mul_(grads, scale)
@@ -179,35 +187,33 @@ def split_batch(batch: Any, parts: int) -> list[Any]:
     """
     if parts == 1:
         return [batch]
-    args, kwargs = call_of(batch)
-    rows = next(x.shape[0] for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim())
-    if parts > rows:
-        raise PlanError("accumulate", parts, f"at most the {rows} rows of the batch")
-
-    def cut(x: Any) -> list[Any]:
-        same = isinstance(x, Tensor) and x.dim() and x.shape[0] == rows
-        return list(x.tensor_split(parts)) if same else [x] * parts
-
-    if isinstance(batch, Mapping):
-        pieces = {key: cut(value) for key, value in kwargs.items()}
-        return [{key: value[i] for key, value in pieces.items()} for i in range(parts)]
-    split = [cut(value) for value in args]
-    return [tuple(value[i] for value in split) for i in range(parts)]
+    tree, leaves = flatten(batch)
+    rows = next((x.shape[0] for x in leaves if x.dim()), 0)
+    if not 1 <= parts <= rows:
+        raise PlanError("accumulate", parts, f"1 to the {rows} rows of the batch")
+    cuts = [x.tensor_split(parts) if x.dim() and x.shape[0] == rows else (x,) * parts for x in leaves]
+    return [tree.rebuild(iter([cut[i] for cut in cuts])) for i in range(parts)]
 
 
-def micro_weights(micros: Sequence[Any]) -> list[float]:
-    """The share of each micro-batch in the loss: by valid labels where there are labels, else by rows."""
+def micro_weights(micros: Sequence[Any], shifted: bool = True) -> list[float]:
+    """The share of each micro-batch in the loss: by valid labels where there are labels, else by rows.
+
+    shifted: labels of the first position are not used, as in next-token prediction.
+    """
     if len(micros) == 1:
         return [1.0]
-    counts = [_count(micro) for micro in micros]
-    return [count / max(sum(counts), 1) for count in counts]
+    counts = [_count(micro, shifted) for micro in micros]
+    return [count / sum(counts) if any(counts) else 1 / len(counts) for count in counts]
 
 
-def _count(micro: Any) -> int:
-    args, kwargs = call_of(micro)
-    labels = kwargs.get("labels")
+def _count(micro: Any, shifted: bool) -> int:
+    labels = call_of(micro)[1].get("labels")
     if isinstance(labels, Tensor) and not labels.is_floating_point():
-        shifted = labels[..., 1:] if labels.dim() > 1 else labels
-        return int((shifted != IGNORED_LABEL).sum())
-    first = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-    return int(first.shape[0]) if first.dim() else 1
+        used = labels[..., 1:] if shifted and labels.dim() > 1 else labels
+        return int((used != IGNORED_LABEL).sum())
+    return next((x.shape[0] for x in flatten(micro)[1] if x.dim()), 1)
+
+
+def _shifts_labels(model: nn.Module) -> bool:
+    """Whether a model predicts the next token; Hugging Face models say so (transformers 5)."""
+    return "CausalLM" in (getattr(model, "loss_type", None) or "CausalLM")

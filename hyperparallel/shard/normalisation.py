@@ -93,14 +93,17 @@ def _channels(ndim: int) -> str:
     return "n (g [c])" + "".join(f" [x{i}]" for i in range(ndim - 2))
 
 
-def _batch_norm(training_at: int, outputs: str) -> Builder:
-    """Batch norm: channels are free; in training the statistics block every other dim."""
+def _batch_norm(training_at: int | None, outputs: str) -> Builder:
+    """Batch norm: channels are free; in training the statistics block every other dim.
+
+    training_at: where the argument that says so stands; None for an op that never trains.
+    """
 
     def build(op: Op, values: Values) -> Rule:
         given = present(op, (0, 1, 2, 3, 4))
         ndim = len(values[op.inputs[0]].shape)
         names = ["n", "c", *(f"x{i}" for i in range(ndim - 2))]
-        training = training_at < 0 or bool(argument(op, training_at, "training", True))
+        training = training_at is not None and bool(argument(op, training_at, "training", True))
         x = " ".join(f"[{n}]" if training and n != "c" else n for n in names)
         # In evaluation the saved statistics are empty, so what they are made of is not said.
         saved = outputs if training else " ".join(outputs.replace("c", "[s]").split())
@@ -155,7 +158,7 @@ RULES: dict[str, Builder] = {
     "aten.native_batch_norm": _batch_norm(5, "c, c"),
     "aten._native_batch_norm_legit": _batch_norm(5, "c, c"),
     "aten._native_batch_norm_legit_functional": _batch_norm(5, "c, c, c, c"),
-    "aten._native_batch_norm_legit_no_training": _batch_norm(99, "c, c"),
+    "aten._native_batch_norm_legit_no_training": _batch_norm(None, "c, c"),
     "aten.native_batch_norm_backward": _batch_norm_backward,
     "aten.pixel_shuffle": line("... [c] [h] [w] -> ... [o] [y] [x]", ((0,),), reduce=None),
 }

@@ -113,7 +113,7 @@ class TrainStep:
         """Set `.grad` of the local parameters from a global batch; returns the loss (0-dim tensor)."""
         micros = split_batch(batch, self.accumulate)
         weights = micro_weights(micros, self.shifted)
-        total: list[Tensor] | None = None
+        totals: dict[Any, tuple[JointProgram, list[Tensor]]] = {}
         loss = torch.zeros((), device=self.here.device)
         for micro, weight in zip(micros, weights, strict=True):
             if weight == 0.0 and len(micros) > 1:
@@ -121,11 +121,16 @@ class TrainStep:
             program, leaves = self._program(micro)
             part, grads = program.run(leaves, self.params, self._buffers(program), weight)
             loss = loss + part * weight
-            if total is None:
-                total = list(grads)
+            # A micro-batch of another size may leave its gradients in other layouts.
+            layouts = tuple(program.compiled.program.grad_specs.values())
+            if layouts in totals:
+                torch._foreach_add_(totals[layouts][1], grads)
             else:
-                torch._foreach_add_(total, list(grads))
-        for name, grad in zip(self.trained, self.program.finish(total or []), strict=True):
+                totals[layouts] = program, grads
+        finished = [program.finish(total) for program, total in totals.values()]
+        for other in finished[1:]:
+            torch._foreach_add_(finished[0], other)
+        for name, grad in zip(self.trained, finished[0], strict=True):
             self.params[name].grad = grad
         return loss
 

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import fx
 
 from hyperparallel.graph import communication
@@ -24,6 +25,8 @@ from hyperparallel.plan.decide import Decisions
 from hyperparallel.shard.rule import Rule
 from hyperparallel.shard.spec import FactorCut, Spec, make_spec, piece, ways
 from hyperparallel.workload import Workload
+
+aten = torch.ops.aten
 
 
 def partition(
@@ -79,6 +82,15 @@ def reduction(program: RankProgram, workload: Workload, decisions: Decisions) ->
         output_specs={},
         grad_specs={name: decisions.stored[name] for name in results},
     )
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether an op's result may be its operand's memory."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    returned = node.target._schema.returns
+    shares = bool(returned) and returned[0].alias_info is not None
+    return shares or node.target is aten._unsafe_view.default
 
 
 class _Partition:
@@ -240,20 +252,32 @@ class _Partition:
         used = self.decisions.used[name]
         return make_spec(self.mesh, used.dims, pending) if pending else stored
 
+    def _owned(self, node: fx.Node, owned: set[fx.Node]) -> fx.Node:
+        """A gradient that can be scaled or added to in place: a copy where its memory has another owner."""
+        base, spread = node, False
+        while _is_view(base):
+            spread |= base.target is aten.expand.default
+            base = base.all_input_nodes[0]
+        if spread or base in owned or base.op == "placeholder":
+            return self._emit(aten.clone.default, node, memory_format=torch.contiguous_format)
+        owned.add(base)
+        return node
+
     def _finish(self) -> RankProgram:
         work, graph = self.workload, self.graph
         self.backward, self.module, self.constant = True, "", False
         results: dict[tuple[str, str], fx.Node] = {}
+        owned: set[fx.Node] = set()
         grad_specs = {}
         for name, value in work.grads.items():
             self.reason = f"the gradient of {name} is kept as the parameter is"
             self.module = name.rpartition(".")[0]
             grad_specs[name] = self._grad_spec(name, value)
-            results["grad", name] = self._as(value, grad_specs[name])
+            results["grad", name] = self._owned(self._as(value, grad_specs[name]), owned)
         self.reason, self.module = "it is a result of the program", ""
         for path, value in work.input_grads.items():
             whole = make_spec(self.mesh, [[(s, ())] for s in work.values[value].shape])
-            results["input_grad", path] = self._as(value, whole)
+            results["input_grad", path] = self._owned(self._as(value, whole), owned)
         self.backward = False
         for role, group in (("output", work.outputs), ("mutation", work.mutations)):
             for path, value in group.items():

@@ -35,7 +35,7 @@ def listing(captured: Captured) -> list[tuple[Any, ...]]:
 def shortened(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
     """Capture with copied blocks or raise what speaks against it."""
     call, leaves = call_tree(module, args, kwargs)
-    task = capturing._Task(module, call, leaves, True, None, find_stacks(module))
+    task = capturing._Task(module, call, leaves, True, False, None, find_stacks(module))
     reductions = [r for r in map(reduce_stack, task.stacks) if r is not None]
     assert reductions
     return task.run(False, reductions)

@@ -47,6 +47,13 @@ class Tree:
         for key, child in zip(self.keys, self.children, strict=True):
             yield from child.paths(f"{prefix}.{key}" if prefix else key)
 
+    def opaque(self, path: str = "") -> Iterator[tuple[str, Any]]:
+        """Path and class of the objects that were neither plain nor could be taken apart."""
+        if self.kind == "plain" and self.value is None and self.type is not type(None):
+            yield path, self.type
+        for key, child in zip(self.keys, self.children, strict=True):
+            yield from child.opaque(f"{path}.{key}" if path else key)
+
     def outline(self) -> tuple[Any, ...]:
         """All but the tensors, as a value that hashes: equal outlines, equal nesting and plain values."""
         return self.kind, self.type, self.keys, self.value, *(c.outline() for c in self.children)
@@ -112,6 +119,17 @@ def flatten(obj: Any) -> tuple[Tree, list[torch.Tensor]]:
     return Tree("node", None, type(obj), keys, children, build), leaves
 
 
+def _named_leaves(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Tree, list[torch.Tensor]]:
+    """A call taken apart; `UserError` for an argument whose content would be lost (a cache, say)."""
+    tree, leaves = flatten(_named(signature, args, kwargs))
+    for path, cls in tree.opaque():
+        allowed = "tensors, plain Python values, and containers or dataclasses of them"
+        raise UserError(f"batch.{path}", cls.__name__, allowed, "None")
+    return tree, leaves
+
+
 def _differences(given: Tree, known: Tree, path: str = "") -> Iterator[str]:
     if given.kind != known.kind or given.type is not known.type or given.keys != known.keys:
         was = known.value if known.kind == "plain" else f"{known.type.__name__} {known.keys or ''}"
@@ -145,7 +163,7 @@ class CallTree:
         Raises `UserError` naming the part that differs when the batch is not built like the
         example.
         """
-        tree, leaves = flatten(_named(self.signature, args, kwargs))
+        tree, leaves = _named_leaves(self.signature, args, kwargs)
         for difference in _differences(tree, self.tree):
             raise UserError("batch", difference, "a batch built like the example batch")
         return leaves
@@ -187,5 +205,5 @@ def call_tree(
 ) -> tuple[CallTree, list[torch.Tensor]]:
     """The `CallTree` of `module(*args, **kwargs)` and the batch's tensors."""
     signature = inspect.signature(module.forward)
-    tree, leaves = flatten(_named(signature, args, kwargs))
+    tree, leaves = _named_leaves(signature, args, kwargs)
     return CallTree(signature, tree), leaves

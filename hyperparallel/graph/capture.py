@@ -26,6 +26,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule  # checked on torch 2.1
 from hyperparallel.errors import CaptureError
 from hyperparallel.graph.batch import CallTree, Tree, call_tree
 from hyperparallel.graph.blocks import Stack, find_stacks, interleaved, mark_blocks
+from hyperparallel.graph.constants import lift_constants
 from hyperparallel.graph.naming import Names, name_graph
 from hyperparallel.graph.passes.mask import fold_mask_nodes
 from hyperparallel.graph.passes.tidy import tidy_graph
@@ -130,7 +131,7 @@ def capture(
     ({'weight': 'param_weight', 'bias': 'param_bias'}, ['input'], ['output'], ['weight', 'bias'])
     """
     call, leaves = call_tree(module, args, kwargs or {})
-    task = _Task(module, call, leaves, train, as_is, grad_outputs, find_stacks(module))
+    task = _Task(module, call, leaves, train, grad_outputs, find_stacks(module), as_is)
     reductions = [r for r in map(reduce_stack, task.stacks) if r is not None]
     if shorten and reductions and not strict:
         with contextlib.suppress(NotUniform, CaptureError):
@@ -146,15 +147,17 @@ class _Task:
     call: CallTree
     leaves: list[torch.Tensor]
     train: bool
-    as_is: bool
     grad_outputs: Sequence[str] | None
     stacks: list[Stack]
+    as_is: bool = False
 
     def run(self, strict: bool | None, reductions: list[Reduction]) -> Captured:
         watches = [Watch(reduction) for reduction in reductions]
         found = self._trace(strict, watches)
         names = name_graph(found, self.call)
         graph = found.graph_module.graph
+        if lift_constants(found.graph_module) and reductions:
+            raise NotUniform("tensors that are no parameters may differ from block to block")
         mark_blocks(graph, self.stacks)
         for watch in watches:
             doubt = watch.doubt or interleaved(graph, watch.reduction.stack)

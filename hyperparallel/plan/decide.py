@@ -85,8 +85,8 @@ def decide(
 def pinned(decisions: Decisions) -> Plan:
     """The plan that declares every parameter as it was decided to be stored, for another batch shape."""
     layouts = {name: spec.layout() for name, spec in decisions.stored.items()}
-    plan = decisions.plan
-    return replace(plan, params=layouts, activations={}, fsdp=None, batch=plan.batch_axes)
+    batch = decisions.plan.batch_axes
+    return replace(decisions.plan, params=layouts, activations={}, fsdp=None, batch=batch)
 
 
 def refine(plan: Plan, workload: Workload, rules: Mapping[str, Rule]) -> Plan:
@@ -250,8 +250,7 @@ class _Settling:
         if path in self.inputs:
             return (_dim_place(self.workload, value, self.inputs[path][1], axis, done, n) or WHOLE,)
         shape = self.workload.values[value].shape
-        shapes = (self.workload.values[v].shape for v in self.workload.inputs.values())
-        batch = next(filter(None, shapes), ())
+        batch = next(filter(None, (self.workload.values[v].shape for v in self.workload.inputs.values())), ())
         if axis in self.plan.batch_axes and shape and shape[:1] == batch[:1] and shape[0] > 1:
             return (Cut(0, -(-shape[0] // done.values[value])),)
         return self._free(value, done, n)
@@ -265,7 +264,7 @@ class _Settling:
         work, mesh = self.workload, self.mesh
         sources = {v: self._placed(v, [(a.name, a.sources[v]) for a in axes]) for v in work.sources()}
         used = {name: self._used(name, sources[value]) for name, value in work.params.items()}
-        stored = {name: self._stored(name, used[name]) for name in work.params}
+        stored = {name: self._stored(name, spec) for name, spec in used.items()}
         for path, (_, layout) in self.inputs.items():
             value = work.inputs[path]
             sources[value] = spec_of_layout(layout, work.values[value].shape)
@@ -290,7 +289,7 @@ class _Settling:
             operands=operands,
             cuts=cuts,
             constant=self.constant,
-            reasons={name: self._reason(name, used[name]) for name in work.params},
+            reasons={name: self._reason(name, used[name], stored[name]) for name in work.params},
             seconds=sum(a.seconds for a in axes),
             bound_seconds=sum(a.bound_seconds for a in axes),
         )
@@ -323,17 +322,20 @@ class _Settling:
         if dims[dim]:
             free = [d for d, axes in enumerate(dims) if not axes and used.shape[d] > 1]
             dim = free[0] if free else dim
+        order = self.mesh.names.index
+        if any(order(before) > order(axis) for before in dims[dim]):
+            return used  # a bias, say: too small to be worth a layout that DTensor has no word for
         dims[dim] += (axis,)
         return make_spec(self.mesh, [[(s, a)] for s, a in zip(used.shape, dims, strict=True)])
 
-    def _reason(self, name: str, used: Spec) -> str:
+    def _reason(self, name: str, used: Spec, stored: Spec) -> str:
         if name in self.declared:
             why = f"declared by {self.declared[name][0]!r}"
         elif used.axes:
             why = f"derived: cut by {', '.join(used.axes)} costs least with what its neighbours do"
         else:
             why = "derived: whole on every rank costs least"
-        if name in self.stored_on_batch:
+        if name in self.stored_on_batch and stored != used:
             why += f"; kept cut by {self.plan.fsdp} between uses (fsdp, zero={self.plan.zero})"
         return why
 

@@ -131,7 +131,7 @@ def capture(
     ({'weight': 'param_weight', 'bias': 'param_bias'}, ['input'], ['output'], ['weight', 'bias'])
     """
     call, leaves = call_tree(module, args, kwargs or {})
-    task = _Task(module, call, leaves, train, grad_outputs, find_stacks(module), as_is)
+    task = _Task(module, call, leaves, train, as_is, grad_outputs, find_stacks(module))
     reductions = [r for r in map(reduce_stack, task.stacks) if r is not None]
     if shorten and reductions and not strict:
         with contextlib.suppress(NotUniform, CaptureError):
@@ -147,9 +147,9 @@ class _Task:
     call: CallTree
     leaves: list[torch.Tensor]
     train: bool
+    as_is: bool
     grad_outputs: Sequence[str] | None
     stacks: list[Stack]
-    as_is: bool = False
 
     def run(self, strict: bool | None, reductions: list[Reduction]) -> Captured:
         watches = [Watch(reduction) for reduction in reductions]

@@ -50,9 +50,7 @@ class Certificate:
 
     def holds(self, tolerance: float) -> bool:
         """Whether every difference is within `tolerance` and everything else agrees."""
-        return (
-            self.largest[1] <= tolerance and self.replicas_agree and self.random_state_equal
-        )
+        return self.largest[1] <= tolerance and self.replicas_agree and self.random_state_equal
 
     def __str__(self) -> str:
         name, error = self.largest
@@ -88,9 +86,7 @@ def certify_built(
     programs = [built.rank_program(rank) for rank in built.decisions.mesh.ranks]
     mesh = built.decisions.mesh
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    rows = [
-        _placeholders(program, built, params, buffers, leaves, truth) for program in programs
-    ]
+    rows = [_placeholders(program, built, params, buffers, leaves, truth) for program in programs]
     torch.manual_seed(seed)
     with torch.no_grad():
         results = Lockstep(programs, lambda rank, axes: mesh.group(rank, axes)).run(rows)
@@ -145,9 +141,10 @@ def _dense(
     model: nn.Module, built: Built, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Results and gradients of the plain module, and the random state after its forward."""
-    was_training = model.training
+    modes = [(part, part.training) for part in model.modules()]
     kept = {name: b.detach().clone() for name, b in model.named_buffers()}
-    model.train()
+    if not model.training:
+        model.train()
     torch.manual_seed(seed)
     _, outputs = flatten(model(*args, **kwargs))
     paths = list(built.captured.outputs)
@@ -170,13 +167,12 @@ def _dense(
         for name, buffer in model.named_buffers():
             found[f"new {name}"] = buffer.detach().clone()
             buffer.copy_(kept[name])
-    model.train(was_training)
+    for part, mode in modes:
+        part.training = mode
     return found, drawn
 
 
-def assemble(
-    pieces: Sequence[Tensor], spec: Spec | None, ranks: Sequence[int]
-) -> tuple[Tensor, bool]:
+def assemble(pieces: Sequence[Tensor], spec: Spec | None, ranks: Sequence[int]) -> tuple[Tensor, bool]:
     """The whole tensor from every rank's piece, and whether equal pieces are bit-equal."""
     if spec is None or spec.is_whole():
         return pieces[0], all(bool(_alike(pieces[0], p).all()) for p in pieces[1:])

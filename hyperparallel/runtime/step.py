@@ -3,8 +3,8 @@
 Forward and backward are one program, so a collective of the forward whose result only the caller wants
 can travel with one of the backward, and nothing goes through autograd. With `accumulate=k` the batch is
 cut in k micro-batches along dim 0; unless gradients are kept cut (fsdp, zero >= 2) their reduction over
-the batch axes is left pending until the last one. Micro-batches weigh by their valid labels (or rows),
-so the result is that of the whole batch.
+the batch axes is left pending until the last one. The loss is taken for a mean: micro-batches weigh by
+their valid labels (or rows), so the result is that of the whole batch.
 
 The gradient norm counts every element once, whatever its layout: local squares are divided by the number
 of ranks that hold the same piece and summed over all ranks, so every rank gets the same number and takes

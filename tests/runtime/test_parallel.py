@@ -491,7 +491,7 @@ def test_misuse_of_a_parallelized_model() -> None:
         model.zero_grad()
         assert_same_step(model, plain, X)  # and works on
         model.up.weight = nn.Parameter(torch.zeros(6, 4))
-        with pytest.raises(UserError, match="parameter up.weight: got 'a plain tensor'"):
+        with pytest.raises(UserError, match=r"parameter up\.weight: got 'a plain tensor'"):
             model(X)
 
     on_ranks(2, check)

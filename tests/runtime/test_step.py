@@ -1,0 +1,271 @@
+"""`TrainStep`: accumulation, clipping, ZeRO stages and odd batches equal one step on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from hyperparallel.errors import CaptureError, PlanError
+from hyperparallel.graph import communication
+from hyperparallel.layout import Layout
+from hyperparallel.plan import Plan
+from hyperparallel.runtime import collectives
+from hyperparallel.runtime.executor import COLLECTIVES
+from hyperparallel.runtime.step import TrainStep, split_batch
+from tests.graph import families
+from tests.ranks import run_ranks
+from tests.runtime import small
+from tests.runtime.small import integers, made, numbers
+
+pytestmark = [pytest.mark.procs, pytest.mark.timeout(120)]
+DP2, TP2 = Layout((2,), ("dp",)), Layout((2,), ("tp",))
+X = numbers(5, 4)
+
+
+def on_ranks(n: int, check: Callable[[], Any]) -> list[Any]:
+    return run_ranks(n, lambda rank: check(), timeout=110)
+
+
+def sgd(named: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for _, p in named], lr=0.1)
+
+
+def whole_grads(step: TrainStep) -> dict[str, Tensor]:
+    """The gradients that a step set, brought together."""
+    found = {}
+    for name in step.trained:
+        held, local = step.model.get_parameter(name), step.params[name].grad
+        assert isinstance(held, DTensor) and local is not None
+        where = {"run_check": False, "shape": held.shape, "stride": held.stride()}
+        grad = DTensor.from_local(local, held.device_mesh, held.placements, **where)
+        found[name] = grad.full_tensor()
+    return found
+
+
+def assert_same_gradients(
+    step: TrainStep, plain: nn.Module, batch: Any, loss: Callable[[Any], Tensor]
+) -> None:
+    got, true = step.gradients(batch), loss(plain)
+    true.backward()
+    torch.testing.assert_close(got, true.detach(), rtol=1e-12, atol=1e-12, equal_nan=True)
+    for name, grad in whole_grads(step).items():
+        expected = plain.get_parameter(name).grad
+        torch.testing.assert_close(grad, expected, rtol=1e-12, atol=1e-12)
+
+
+STAGES = {
+    "dp": Plan(DP2),
+    "zero 3": Plan(DP2, fsdp="dp", zero=3),
+    "zero 2": Plan(DP2, fsdp="dp", zero=2),
+    "zero 1": Plan(DP2, fsdp="dp", zero=1),
+    "tp": Plan(TP2, {"head.weight": TP2("tp", None)}),
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_accumulated_micro_batches_equal_the_batch(name: str) -> None:
+    """Also where the last ones are smaller, have few valid labels, or one row that can't be cut."""
+    ids = integers(11, 7, 6)
+    labels = ids.clone()
+    labels[0, :5] = labels[3] = labels[6] = -100
+
+    def check() -> None:
+        for accumulate in (1, 2, 4):
+            example = {"ids": ids, "labels": labels}
+            step = TrainStep(made(small.NextToken), sgd, STAGES[name], example, accumulate=accumulate)
+            for rows in (7, 5, 4):
+                batch = {"ids": ids[:rows], "labels": labels[:rows]}
+                plain = made(small.NextToken)
+                assert_same_gradients(step, plain, batch, lambda m, b=batch: m(**b)["loss"])
+            none = {"ids": ids, "labels": labels * 0 - 100}
+            plain = made(small.NextToken)
+            assert_same_gradients(step, plain, none, lambda m, b=none: m(**b)["loss"])
+
+    on_ranks(2, check)
+
+
+def test_accumulation_reduces_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights' gradients are summed over ranks once a step, not once a micro-batch.
+
+    What travels with each micro-batch is its loss and, where that costs the same, a bias's gradient.
+    """
+    ids = integers(11, 8, 6)
+    batch = {"ids": ids, "labels": ids}
+
+    def check() -> tuple[list[int], int]:
+        sent: list[int] = []
+
+        def counted(x: Tensor, *rest: Any) -> Any:
+            sent.append(x.numel())
+            return collectives.all_reduce_start(x, *rest)
+
+        monkeypatch.setitem(COLLECTIVES, communication.all_reduce_start, counted)  # type: ignore[arg-type]
+        counts = []
+        for accumulate in (1, 4):
+            step = TrainStep(made(small.NextToken), sgd, Plan(DP2), batch, accumulate=accumulate)
+            sent.clear()
+            step.step(batch)
+            counts.append(sum(sent))
+        return counts, sum(p.numel() for p in step.params.values())
+
+    for counts, elements in on_ranks(2, check):
+        once, accumulated = counts
+        assert elements <= once <= elements + 4
+        assert elements <= accumulated <= elements + 4 * (11 + 4)
+
+
+def test_masked_language_models_count_every_label() -> None:
+    """BERT's labels are not shifted: the first position counts when micro-batches are weighed."""
+    torch.manual_seed(0)
+    ids = integers(families.VOCAB, 4, 12)
+    labels = torch.full_like(ids, -100)
+    labels[0, 0], labels[1, :4], labels[3, 0] = 5, 7, 9
+    batch = {"input_ids": ids, "labels": labels}
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return families.bert(1)
+
+    def check() -> float:
+        step = TrainStep(make(), sgd, Plan(DP2), batch, accumulate=2)
+        return step.step(batch).loss
+
+    true = make()(**batch).loss.item()
+    assert on_ranks(2, check) == pytest.approx([true] * 2, rel=1e-6)
+
+
+def test_clipping_and_updates_equal_one_device() -> None:
+    """The norm counts pieces once and copies once; gradients that share memory are scaled once."""
+
+    def check() -> None:
+        for cls in (small.Rows, small.Shared, small.Scalar):
+            x = X if cls is not small.Scalar else numbers(5, 3)
+            for plan in (Plan(DP2), Plan(DP2, fsdp="dp"), Plan(TP2)):
+                for accumulate in (1, 2):
+                    if accumulate == 2 and cls is not small.Shared:
+                        continue  # those losses are sums over rows, not means
+                    model, plain = made(cls), made(cls)
+                    step = TrainStep(model, sgd, plan, x, clip=1.0, accumulate=accumulate)
+                    found = step.step(x)
+                    loss = plain(x)
+                    loss.backward()
+                    norm = nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+                    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+                    assert found.loss == pytest.approx(loss.item(), rel=1e-12)
+                    assert found.grad_norm == pytest.approx(norm.item(), rel=1e-12)
+                    for name, p in model.named_parameters():
+                        assert p.shape == plain.get_parameter(name).shape
+                        whole = p.full_tensor() if isinstance(p, DTensor) else p
+                        # both clip by norm + 1e-6, in float64
+                        torch.testing.assert_close(whole, plain.get_parameter(name), rtol=1e-9, atol=1e-9)
+
+    on_ranks(2, check)
+
+
+def test_norms_of_cut_and_whole_gradients_on_two_axes() -> None:
+    """All four of (cut or whole) x (dp, tp), with uneven pieces: sqrt(4 x 9 + 2 x 16)."""
+
+    class Norms(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cut = nn.Parameter(torch.zeros(4, 1))
+            self.whole = nn.Parameter(torch.zeros(2, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 3 * self.cut.sum() + 4 * self.whole.sum() + 0 * x.sum()
+
+    def check() -> list[float]:
+        found = []
+        mesh = Layout((2, 2), ("dp", "tp"))
+        for axes in ((None, None), ("tp", None), ("dp", None), (("dp", "tp"), None), ("tp", "dp")):
+            params = {"cut": mesh(axes[0], None), "whole": mesh(axes[1], None)}
+            step = TrainStep(Norms(), sgd, Plan(mesh, params), torch.ones(4, 2), clip=1.0)
+            found.append(step.step(torch.ones(4, 2)).grad_norm)
+        return found
+
+    for norms in on_ranks(4, check):
+        assert norms == pytest.approx([68**0.5] * 5, rel=1e-6)
+
+
+def test_nested_batches_and_a_named_loss() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small.Nested()
+
+        def forward(self, batch: Any, scale: float) -> dict[str, Any]:
+            found = self.inner(batch)
+            return {"parts": (found["hidden"].pow(2).mean() * scale, found["hidden"])}
+
+    batch = {"batch": {"x": {"y": numbers(8, 4)}}, "scale": 3.0}
+
+    def check() -> None:
+        for accumulate in (1, 2):
+            step = TrainStep(made(Mean), sgd, Plan(DP2), batch, loss="parts.0", accumulate=accumulate)
+            plain = made(Mean)
+            assert_same_gradients(step, plain, batch, lambda m: m(**batch)["parts"][0])
+
+    on_ranks(2, check)
+
+
+def test_compiled_regions_give_the_same_losses() -> None:
+    ids = integers(11, 4, 6)
+    batch = {"ids": ids, "labels": ids}
+
+    def losses(step: TrainStep) -> list[float]:
+        return [step.step(batch).loss for _ in range(3)]
+
+    def check() -> tuple[list[float], list[float]]:
+        eager, compiled = (
+            TrainStep(made(small.NextToken).float(), sgd, Plan(DP2), batch, compile=flag)
+            for flag in (False, True)
+        )
+        return losses(eager), losses(compiled)
+
+    for eager, compiled in on_ranks(2, check):
+        assert compiled == pytest.approx(eager, rel=1e-5) and eager[2] < eager[0]
+
+
+def test_misuse_has_one_clear_error() -> None:
+    class Vector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            y = self.linear(x)
+            return {"loss": y.pow(2).sum(1), "best": y.argmax()}
+
+    nested = {"batch": {"x": {"y": X}}}
+    wrong: list[tuple[type[Exception], str, type[nn.Module], Any, dict[str, Any]]] = [
+        (CaptureError, "one result called loss", small.Nested, nested, {}),
+        (CaptureError, "one of output", small.Rows, X, {"loss": "los"}),
+        (PlanError, "one number", Vector, X, {}),
+        (PlanError, "one number", Vector, X, {"loss": "best"}),
+        (PlanError, "1 to the 5 rows", small.Rows, X, {"accumulate": 9}),
+        (PlanError, "1 or more micro-batches", small.Rows, X, {"accumulate": 0}),
+        (PlanError, "a norm above 0", small.Rows, X, {"clip": -1.0}),
+    ]
+
+    def check() -> None:
+        for kind, message, cls, batch, options in wrong:
+            with pytest.raises(kind, match=message):
+                TrainStep(made(cls), sgd, Plan(DP2), batch, **options)
+        frozen = made(small.Rows).requires_grad_(False)
+        with pytest.raises(PlanError, match="depends on a trained parameter"):
+            TrainStep(frozen, sgd, Plan(DP2), X)
+
+    on_ranks(2, check)
+
+
+def test_batches_are_cut_by_rows_whatever_their_nesting() -> None:
+    batch = (torch.arange(7), {"mask": [torch.ones(7, 2)], "scale": 2.0}, torch.ones(3))
+    parts = split_batch(batch, 3)
+    assert [p[0].tolist() for p in parts] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [p[1]["mask"][0].shape[0] for p in parts] == [3, 2, 2]
+    assert all(p[1]["scale"] == 2.0 and p[2].shape == (3,) for p in parts)

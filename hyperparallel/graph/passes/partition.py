@@ -179,7 +179,7 @@ class _Partition:
             kwargs=kwargs,
             pieces={f: self._piece(rule.sizes[f], cut) for f, cut in cuts.items()},
             emit=self._emit,
-            reduce=lambda x, how, factor: self._reduce(x, how, cuts[factor].axes if factor in cuts else ()),
+            reduce=self._reduce,
         )
         for value, result, spec in zip(op.outputs, localise(local), out_specs, strict=True):
             if value is not None and spec is not None:
@@ -227,19 +227,30 @@ class _Partition:
             kind, axes, num_bytes, value, self.module, self.backward, self.reason
         )
 
-    def _reduce(self, x: Any, how: str, axes: tuple[str, ...]) -> Any:
+    def _reduce(self, x: Any, how: str, factor: str) -> Any:
         """All-reduce inside an op, over the axes that cut one of its factors."""
-        if not axes:
-            return x
         assert self.node is not None
+        op, cuts = self.ops[self.node.name], self.decisions.cuts[self.node.name]
+        if factor not in cuts:
+            return x
+        axes = cuts[factor].axes
         started = self._emit(communication.all_reduce_start, x, how, axes)
         n = ways(axes, self.mesh)
-        op = self.ops[self.node.name]
-        smallest = min(
-            (v.num_bytes for v in map(self.workload.values.__getitem__, op.inputs)), default=0
-        )
-        self._note_transfer(started, "all_reduce", axes, 2 * (n - 1) * smallest // n, op.name)
+        moved = self._reduced_elements(factor, cuts) * self.workload.values[op.inputs[0]].itemsize
+        self._note_transfer(started, "all_reduce", axes, 2 * (n - 1) * moved // n, op.name)
         return self._emit(communication.wait, started)
+
+    def _reduced_elements(self, factor: str, cuts: Mapping[str, FactorCut]) -> int:
+        """Elements of what an op reduces over `factor`: its first operand without all that is summed."""
+        assert self.node is not None
+        rule = self.rules[self.node.name]
+        kept = {f for dim in rule.outputs[0] or () for f in dim} - {factor}
+        count = 1
+        for f in (f for dim in rule.inputs[0] for f in dim if f in kept):
+            cut = cuts.get(f, FactorCut(()))
+            first = dict.fromkeys(self.mesh.names, 0)  # the fullest piece
+            count *= piece(rule.sizes[f] // cut.unit, cut.axes, self.mesh, first)[1] * cut.unit
+        return count
 
     def _grad_spec(self, name: str, value: str) -> Spec:
         """The layout in which the program leaves a gradient."""

@@ -1,0 +1,147 @@
+"""What a user writes: patterns, layouts, plan files; each mistake is one message that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyperparallel.errors import LayoutError, PlanError, UserError
+from hyperparallel.layout import Layout, Mesh
+from hyperparallel.plan import Plan
+from hyperparallel.plan.plan import match
+
+pytestmark = pytest.mark.pure
+MESH = Layout((2, 2), ("dp", "tp"))
+NAMES = [f"model.layers.{i}.{w}.weight" for i in range(3) for w in ("mlp.up_proj", "attn.q_proj")]
+
+
+def test_the_first_pattern_that_matches_wins() -> None:
+    first, second = MESH("tp", None), MESH(None, "tp")
+    found = match({"*.1.*": first, "*.weight": second}, NAMES, "params")
+    assert set(found) == set(NAMES)
+    assert {n for n, (_, x) in found.items() if x == first} == {n for n in NAMES if ".1." in n}
+    assert found[NAMES[0]][0] == "*.weight"
+
+
+def test_a_star_of_a_module_pattern_is_one_part() -> None:
+    known = ["model", "model.layers.0", "model.layers.0.mlp", "model.layers.1"]
+    found = match({"model.layers.*": MESH()}, known, "activations", by_part=True)
+    assert set(found) == {"model.layers.0", "model.layers.1"}
+    assert len(match({"model.layers.*": MESH()}, known, "activations")) == 3
+
+
+def test_a_pattern_that_matches_nothing_names_its_neighbours() -> None:
+    with pytest.raises(PlanError) as caught:
+        match({"model.layerz.*.up_proj.weight": MESH("tp", None)}, NAMES, "params")
+    assert "layerz" in str(caught.value) and "nearest: model.layers" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: MESH("tp", "tp"), LayoutError, "'tp' is used twice"),
+        (lambda: MESH("tq", None), LayoutError, "'tq'"),
+        (lambda: Layout((2, 2), ("dp",)), UserError, "dp"),
+        (lambda: Layout((2, 2), ("dp", "dp")), UserError, "dp"),
+        (lambda: Mesh((2, 2), ("dp", "tp"), (0, 1, 2)), UserError, "ranks"),
+        (lambda: Mesh((2,), ("dp",), (1, 1)), UserError, "ranks"),
+        (lambda: Plan(MESH, {"w": None}), PlanError, "params['w']: got None"),  # type: ignore[dict-item]
+        (lambda: Plan(MESH, {"w": ("tp", None)}), PlanError, "a Layout"),  # type: ignore[dict-item]
+        (lambda: Plan(MESH, inputs={"x": 3}), PlanError, "inputs['x']"),  # type: ignore[dict-item]
+        (lambda: Plan(MESH, {"w": Layout((4,), ("tp",))("tp")}), PlanError, "the plan's mesh"),
+        (lambda: Plan(MESH, fsdp="dq"), PlanError, "one of dp, tp; write dp"),
+        (lambda: Plan(MESH, batch=("data",)), PlanError, "one of dp, tp"),
+        (lambda: Plan(MESH, fsdp="dp", zero=4), PlanError, "1, 2 or 3"),
+    ],
+)
+def test_misuse_is_named(make: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "batch"),
+    [
+        (("dp", "tp"), {}, ("dp",)),
+        (("pp", "fsdp", "tp"), {}, ("fsdp",)),
+        (("dp_0", "dp_1", "tp"), {}, ("dp_0", "dp_1")),
+        (("replica", "x"), {"fsdp": "x"}, ("replica", "x")),
+        (("x", "y"), {}, ()),
+        (("dp", "tp"), {"batch": ("tp",)}, ("tp",)),
+        (("dp", "tp"), {"batch": ()}, ()),
+    ],
+)
+def test_batch_axes(names: tuple[str, ...], more: dict[str, Any], batch: tuple[str, ...]) -> None:
+    assert Plan(Mesh((2,) * len(names), names), **more).batch_axes == batch
+
+
+ENTRY = st.sampled_from([None, "dp", "tp", ("dp", "tp"), ("tp", "dp")])
+
+
+@st.composite
+def random_plans(draw: st.DrawFn) -> Plan:
+    ranks = draw(st.sampled_from([None, (0, 2, 1, 3), (4, 5, 6, 7)]))
+    mesh = Mesh((2, 2), ("dp", "tp"), ranks)
+
+    def layouts() -> dict[str, Layout]:
+        found = {}
+        for name in draw(st.lists(st.sampled_from(["*.w", "a[0]", "x: y", "- z", "née"]), unique=True)):
+            dims = [draw(ENTRY)]
+            dims += [None] * draw(st.integers(0, 2))
+            found[name] = mesh(*dims)
+        return found
+
+    fsdp = draw(st.sampled_from([None, "dp"]))
+    return Plan(
+        mesh,
+        layouts(),
+        layouts(),
+        layouts(),
+        fsdp,
+        draw(st.sampled_from([1, 2, 3])) if fsdp else 3,
+        draw(st.sampled_from([None, (), ("dp",), ("dp", "tp")])),
+    )
+
+
+@given(random_plans())
+def test_a_plan_file_reads_back_equal(plan: Plan) -> None:
+    again = Plan.from_yaml(plan.to_yaml())
+    assert again == plan
+    assert again.to_yaml() == plan.to_yaml()
+    assert list(again.params) == list(plan.params), "order says which pattern wins"
+
+
+def test_a_plan_file_on_disk(tmp_path: Path) -> None:
+    plan = Plan(MESH, {"*.up_proj.weight": MESH("tp", None)}, fsdp="dp", zero=2)
+    plan.save(tmp_path / "plan.yaml")
+    assert Plan.load(tmp_path / "plan.yaml") == plan
+    with pytest.raises(PlanError, match=r"missing\.yaml.*No such file"):
+        Plan.load(tmp_path / "missing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mesh: {dp: 2}\nparam: {}\n", "param: got"),
+        ("mesh: {dp: 2}\nparams: {w: [dq]}\n", "dq"),
+        ("mesh: {dp: 2}\nparams: {w: null}\n", "params.w: got None"),
+        ("mesh: {dp: 2}\nparams: {w: [dp, dp]}\n", "used twice"),
+        ("mesh: {dp: two}\n", "mesh.dp: got 'two'"),
+        ("params: {}\n", "mesh: got"),
+        ("mesh: {dp: 2}\nfsdp: tp\n", "one of dp"),
+        ("mesh: {dp: 2}\nfsdp: dp\nzero: 7\n", "1, 2 or 3"),
+        ("mesh: [1, 2\n", "YAML"),
+        ("", "plan file"),
+        ("- 1\n", "plan file"),
+        ("mesh: {dp: 0}\n", "0"),
+    ],
+)
+def test_a_wrong_plan_file_names_its_field(text: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Plan.from_yaml(text)
+    assert words in str(caught.value), str(caught.value)

@@ -56,7 +56,7 @@ def parallelize(
     state = ParallelState(here or Here.in_job(plan.mesh), compile, grad_outputs)
     built = state.make(model, plan, args, kwargs)
     place(model, state, built)
-    if model.training:
+    if model.training:  # else a call as it is would not be what was captured
         state.add(state.key(model, args, kwargs), built)
     return model
 
@@ -79,12 +79,14 @@ def place(model: nn.Module, state: ParallelState, built: Built) -> None:
         f"Parallel{type(model).__name__}", (ParallelModule, type(model)), {"_original": type(model)}
     )
     object.__setattr__(model, "_parallel", state)
+    object.__setattr__(model, "_parts", tuple(model.modules()))  # walking them takes longer than a look
 
 
 class ParallelModule(nn.Module):
     """Mixed into the class of a parallelized model; see `parallelize`."""
 
     _parallel: ParallelState
+    _parts: tuple[nn.Module, ...]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run this rank's program on the global batch."""
@@ -115,7 +117,7 @@ def plain_twin(model: nn.Module) -> nn.Module:
         if p.grad is not None:
             memo[id(p.grad)] = None
     twin = copy.deepcopy(model, memo)
-    del twin.__dict__["_parallel"]
+    del twin.__dict__["_parallel"], twin.__dict__["_parts"]
     twin.__class__ = type(model).__dict__["_original"]
     return twin
 
@@ -180,9 +182,11 @@ class ParallelState:
 
     def key(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What a program depends on: the call, the modes of all modules, what is trained."""
-        params = tuple((p.requires_grad, p.dtype) for p in model.parameters())
-        modes = tuple(part.training for part in model.modules())
-        return call_signature(args, kwargs), torch.is_grad_enabled(), modes, params
+        parts = model.__dict__["_parts"]
+        modes = [part.training for part in parts]
+        held = [p for part in parts for p in part._parameters.values() if p is not None]
+        params = [(p.requires_grad, p.dtype) for p in held]
+        return call_signature(args, kwargs), torch.is_grad_enabled(), tuple(modes), tuple(params)
 
     def call(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         program = self._program_for(model, args, kwargs)

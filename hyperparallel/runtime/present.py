@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
@@ -31,6 +32,8 @@ def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
         allowed = "ranks that ascend along every axis, in a plan that runs"
         raise LayoutError("mesh.ranks", mesh.ranks, allowed)
     names = tuple(name.replace(".", "_") for name in mesh.names)
+    if not dist.is_initialized():  # alone: private options that ask for no group (torch 2.13)
+        return DeviceMesh(device.type, ranks, mesh_dim_names=names, _init_backend=False, _rank=0)
     return DeviceMesh(device.type, ranks, mesh_dim_names=names)
 
 

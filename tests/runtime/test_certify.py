@@ -175,3 +175,35 @@ def test_differing_replicas_do_not_certify(monkeypatch: pytest.MonkeyPatch) -> N
     found = certify(made(small.Rows), Plan(Layout((2,), ("dp",))), numbers(5, 4))
     assert found.largest[1] < 1e-12 and not found.replicas_agree and not found.holds(1e-9)
     assert "DIFFER" in str(found)
+
+
+@torch.library.custom_op("hyperparallel_tests::sorted_all", mutates_args=())
+def sorted_all(x: Tensor) -> Tensor:
+    return x.flatten().sort()[0].view_as(x).clone()
+
+
+@sorted_all.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Unknown(nn.Module):
+    """An op that has no rule and that nothing can cut, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return y.pow(2).sum() + (sorted_all(y.detach()) * y).sum() + sorted_all(2 * y.detach()).sum()
+
+
+def test_an_unknown_op_is_run_whole_with_one_warning() -> None:
+    mesh = Layout((2, 2), ("dp", "tp"))
+    plan = Plan(mesh, {"linear.weight": mesh("tp", None)})
+    with pytest.warns(UserWarning, match=r"sorted_all.*has no sharding rule") as caught:
+        found = certify(made(Unknown), plan, numbers(5, 4))
+        assert certify(made(Unknown), Plan(mesh), numbers(5, 4)).holds(1e-12)
+    assert found.holds(1e-12), str(found)
+    assert len(caught) == 1 and "(240 bytes)" in str(caught[0].message)

@@ -495,3 +495,17 @@ def test_misuse_of_a_parallelized_model() -> None:
             model(X)
 
     on_ranks(2, check)
+
+
+def test_alone_without_a_process_group() -> None:
+    mesh = Layout((1,), ("dp",))
+    model, plain = pair(small.Rows, X, Plan(mesh, {"up.weight": mesh("dp", None)}, fsdp="dp"))
+    assert_same_step(model, plain, X)
+    norms = [nn.utils.clip_grad_norm_(m.parameters(), 1.0) for m in (model, plain)]
+    assert_close(norms[0], norms[1])
+    for module in (model, plain):
+        torch.optim.AdamW(module.parameters()).step()
+    for name, x in model.state_dict().items():
+        assert_close(x, plain.state_dict()[name])
+    with pytest.raises(PlanError, match="the job's 1 ranks"):
+        parallelize(made(small.Rows), Plan(DP2), X)

@@ -376,8 +376,13 @@ def _cuts(chosen: list[tuple[str, Choice]]) -> dict[str, FactorCut]:
     for axis, choice in chosen:
         if choice.factor is not None:
             before = cuts.get(choice.factor, FactorCut(()))
-            unit = max(before.unit, choice.unit)
-            cuts[choice.factor] = FactorCut((*before.axes, axis), unit)
+            if choice.period:
+                inner = (*before.inner, axis)
+                after = replace(before, inner=inner, period=choice.period)
+            else:
+                unit = max(before.unit, choice.unit)
+                after = replace(before, axes=(*before.axes, axis), unit=unit)
+            cuts[choice.factor] = after
     return cuts
 
 

@@ -14,6 +14,7 @@ pending sum through. Conversions between placements are priced here too; how the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ class Choice:
     factor: str | None
     unit: int = 1
     """The factor is cut in multiples of this (only where it does not divide evenly)."""
+    period: int = 0
+    """Not the whole factor is cut but every `period` of it (heads within batch x heads); 0: whole."""
     inside_fraction: float = 0.0
     """Bytes that the local form exchanges by itself, as a fraction of the first output."""
 
@@ -77,8 +80,12 @@ def cut_of(
     taken: Mapping[str, int],
     n: int,
     unit: int = 1,
+    period: int = 0,
 ) -> Placement:
     """The placement of a tensor whose `factor` is cut n ways; `taken` says how far outer axes cut it.
+
+    unit, period: as in `Choice`.
+
 
     >>> cut_of((("b", "s"), ("h",)), "s", {"b": 2, "s": 16, "h": 8}, {}, 2)
     Cut(dim=0, period=16, unit=1)
@@ -88,6 +95,8 @@ def cut_of(
     for dim, factors in enumerate(dims):
         if factor in factors:
             stride = math.prod(sizes[f] for f in factors[factors.index(factor) + 1 :])
+            if period:
+                return Cut(dim, stride * period // taken.get(inner_key(factor), 1))
             remaining = math.ceil(sizes[factor] / taken.get(factor, 1))
             even = sizes[factor] % (taken.get(factor, 1) * n) == 0
             return Cut(dim, stride * remaining, 1 if even else stride * unit)
@@ -112,12 +121,44 @@ def uneven_units(rules: Iterable[Rule], n: int) -> dict[int, set[int]]:
     return units
 
 
+def inner_periods(rules: Iterable[Rule], n: int) -> dict[int, set[int]]:
+    """Dim size -> the periods in which views show that it can be cut inside.
+
+    A batch of 2 and 8 heads viewed as 16: {16: {8}}, one head of every sample after the other.
+    """
+    periods: dict[int, set[int]] = {}
+    for rule in rules:
+        for dims in (*rule.inputs, *rule.outputs):
+            for factors in dims or ():
+                total = period = math.prod(rule.sizes[f] for f in factors)
+                for outer, factor in itertools.pairwise(factors):
+                    period //= max(rule.sizes[outer], 1)
+                    if rule.sizes[factor] % n == 0 and 0 < period < total:
+                        periods.setdefault(total, set()).add(period)
+    return periods
+
+
+def inner_key(factor: str) -> str:
+    """Where `taken` says how far the periods of a factor are cut."""
+    return f"{factor}/inner"
+
+
+def period_key(factor: str) -> str:
+    """Where `taken` says which period of a factor is cut."""
+    return f"{factor}/period"
+
+
 def choices(
-    rule: Rule, taken: Mapping[str, int], n: int, units: Mapping[int, Iterable[int]] | None = None
+    rule: Rule,
+    taken: Mapping[str, int],
+    n: int,
+    units: Mapping[int, Iterable[int]] | None = None,
+    periods: Mapping[int, Iterable[int]] | None = None,
 ) -> list[Choice]:
     """Every way to run an op with `rule` on an axis of n ranks (the first is: whole).
 
-    units: from `uneven_units`; factors of those sizes may also be cut in those multiples.
+    units: from `uneven_units`; factors of those sizes may also be cut in those multiples. periods: from
+    `inner_periods`, for an op whose local form does not care which elements of a factor it gets.
     """
     everything_whole = Choice(
         tuple(WHOLE for _ in rule.inputs), tuple(None if o is None else WHOLE for o in rule.outputs), None
@@ -128,8 +169,10 @@ def choices(
         if factor in rule.blocked or size < before * n:
             continue
         coarser = sorted((units or {}).get(size, ())) if size % (before * n) else ()
-        for unit in (1, *coarser):
-            choice = _cutting(rule, factor, taken, n, unit)
+        ways = [(unit, 0) for unit in (1, *coarser)]
+        ways += [(1, p) for p in _periods(factor, size, taken, n, periods or {})]
+        for unit, period in ways:
+            choice = _cutting(rule, factor, taken, n, unit, period)
             if choice is not None:
                 found.append(choice)
     outputs_pending = tuple(None if o is None else SUM for o in rule.outputs)
@@ -139,15 +182,30 @@ def choices(
     return found
 
 
+def _periods(
+    factor: str,
+    size: int,
+    taken: Mapping[str, int],
+    n: int,
+    periods: Mapping[int, Iterable[int]],
+) -> list[int]:
+    """Periods of a factor that n more ranks can cut; outer axes that cut one have settled which."""
+    settled = taken.get(period_key(factor))
+    left = taken.get(inner_key(factor), 1) * n
+    return [
+        p for p in sorted(periods.get(size, ())) if p % left == 0 and settled in (None, p)
+    ]
+
+
 def _cutting(
-    rule: Rule, factor: str, taken: Mapping[str, int], n: int, unit: int
+    rule: Rule, factor: str, taken: Mapping[str, int], n: int, unit: int, period: int
 ) -> Choice | None:
     """Cut one factor; None where that leaves something that cannot be reduced, or cuts nothing."""
     inside = (rule.inside or {}).get(factor)
-    placed_in = tuple(cut_of(dims, factor, rule.sizes, taken, n, unit) for dims in rule.inputs)
+    placed_in = tuple(cut_of(dims, factor, rule.sizes, taken, n, unit, period) for dims in rule.inputs)
     placed_out: list[Placement | None] = []
     for dims in rule.outputs:
-        place = None if dims is None else cut_of(dims, factor, rule.sizes, taken, n, unit)
+        place = None if dims is None else cut_of(dims, factor, rule.sizes, taken, n, unit, period)
         if place == WHOLE and inside is None:
             if rule.reduce is None:
                 return None
@@ -155,7 +213,7 @@ def _cutting(
         placed_out.append(place)
     if not is_cut((*placed_in, *placed_out)):
         return None
-    return Choice(placed_in, tuple(placed_out), factor, unit, inside or 0.0)
+    return Choice(placed_in, tuple(placed_out), factor, unit, period, inside or 0.0)
 
 
 def conversion_seconds(

@@ -27,24 +27,16 @@ from hyperparallel.shard.placements import (
     choices,
     conversion_seconds,
     held_bytes,
+    inner_key,
+    inner_periods,
+    period_key,
     uneven_units,
 )
+from hyperparallel.shard.prices import ORDERLESS, kind, op_seconds
 from hyperparallel.shard.program import IntegerProgram
 from hyperparallel.shard.rule import Rule
 from hyperparallel.workload import Op, Workload
 
-MATMULS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "scaled_dot_product")
-VIEWS = (
-    "view",
-    "reshape",
-    "expand",
-    "transpose",
-    "permute",
-    "unsqueeze",
-    "squeeze",
-    "slice",
-    "select",
-)
 DECLARED_GATHER_FACTOR = 10.0
 """A parameter that the user declared cut is used cut unless that is ten times as dear."""
 BATCH_GATHER_FACTOR = 1000.0
@@ -168,6 +160,7 @@ class _AxisProgram:
     def add_ops(self, constant: frozenset[str]) -> None:
         """Columns of every op's choices; an op of a repeated block shares those of its likes."""
         units = uneven_units(self.rules.values(), self.task.size)
+        periods = inner_periods(self.rules.values(), self.task.size)
         for op in self.workload.ops:
             rule, taken = self.rules[op.name], self.done.factors[op.name]
             shared: Hashable = (op.block[0], op.block[2]) if op.block else op.name
@@ -177,7 +170,8 @@ class _AxisProgram:
             if key < 0:
                 key = self._id(("op", shared, len(self.columns)))
                 alike.append((rule, key))
-                options = choices(rule, taken, self.task.size, units)
+                inner = periods if kind(op) in ORDERLESS else None
+                options = choices(rule, taken, self.task.size, units, inner)
                 if op.name in constant and op.inputs:
                     options = options[:1]
                 self._add_op(key, op, rule, self._pinned(op, options), op.name in constant)
@@ -219,27 +213,13 @@ class _AxisProgram:
         return options
 
     def _op_seconds(self, op: Op, rule: Rule, choice: Choice) -> float:
-        kind = op.target.removeprefix("aten.").split(".")[0].strip("_").removeprefix("unsafe_")
-        if kind in VIEWS:
-            return 0.0
-        n, cut = self.task.size, self.done.factors[op.name]
-        touched = 0.0
-        names = [*zip(op.inputs, choice.inputs, strict=True)]
-        names += [(o, p) for o, p in zip(op.outputs, choice.outputs, strict=True) if o and p]
-        for name, place in names:
-            whole = self.workload.values[name].num_bytes / self.done.values[name]
-            touched += held_bytes(whole, place, n)
-        flops = 0.0
-        if kind.startswith(MATMULS):
-            flops = 2.0 * math.prod(math.ceil(s / cut.get(f, 1)) for f, s in rule.sizes.items())
-            flops *= 2.0 if kind.startswith("scaled_dot_product") else 1.0
-            flops /= n if choice.factor is not None else 1
-        seconds = self.rates.compute_seconds(flops, touched)
-        if choice.inside_fraction:
-            first = next(self.workload.values[o] for o in op.outputs if o)
-            received = choice.inside_fraction * first.num_bytes / self.done.values[first.name]
-            seconds += 2 * self.rates.collective_seconds(self.task.name, received)
-        return seconds
+        held = {
+            name: self.workload.values[name].num_bytes / self.done.values[name]
+            for name in (*op.inputs, *op.outputs)
+            if name
+        }
+        taken = self.done.factors[op.name]
+        return op_seconds(op, rule, choice, taken, held, self.task.name, self.task.size, self.rates)
 
     def collect_edges(self) -> None:
         """Group equal (producer, set of consumers) patterns, so that repeated layers share one edge."""
@@ -396,7 +376,12 @@ def _record(workload: Workload, decision: AxisDecision, done: Progress) -> None:
         choice = decision.ops[op.name]
         if choice.factor is not None:
             factors = done.factors[op.name]
-            factors[choice.factor] = factors.get(choice.factor, 1) * n
+            counted = [choice.factor]
+            if choice.period:
+                counted.append(inner_key(choice.factor))
+                factors[period_key(choice.factor)] = choice.period
+            for key in counted:
+                factors[key] = factors.get(key, 1) * n
         for value, place in zip(op.outputs, choice.outputs, strict=True):
             if value is not None and isinstance(place, Cut):
                 done.values[value] *= n

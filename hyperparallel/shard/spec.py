@@ -23,10 +23,39 @@ Factor = tuple[int, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class FactorCut:
-    """The axes that cut a factor, outermost first, in multiples of `unit`."""
+    """Who cuts a factor, outermost first.
+
+    axes cut the factor in multiples of `unit`; inner axes cut every `period` of it (0: none do).
+    """
 
     axes: tuple[str, ...]
     unit: int = 1
+    inner: tuple[str, ...] = ()
+    period: int = 0
+
+    @property
+    def all_axes(self) -> tuple[str, ...]:
+        """Every axis that cuts the factor."""
+        return self.axes + self.inner
+
+    def parts(self, size: int) -> list[Factor]:
+        """The factor of `size` as finer ones, each cut plainly or not at all.
+
+        >>> FactorCut(("dp",), inner=("tp",), period=8).parts(16)
+        [(2, ('dp',)), (1, ()), (8, ('tp',))]
+        """
+        if not self.period:
+            return [(size // self.unit, self.axes), (self.unit, ())]
+        unit = self.unit if self.unit % self.period == 0 else self.period
+        return [(size // unit, self.axes), (unit // self.period, ()), (self.period, self.inner)]
+
+    def piece(self, size: int, mesh: Mesh, at: Mapping[str, int]) -> tuple[int, int]:
+        """(offset, elements) that coordinate `at` holds; with inner cuts the first of them."""
+        offset, count = 0, 1
+        for part, axes in self.parts(size):
+            start, length = piece(part, axes, mesh, at)
+            offset, count = offset * part + start, count * length
+        return offset, count
 
 
 @dataclass(frozen=True)
@@ -93,7 +122,7 @@ def spec_of_dims(
         cut = cuts.get(name)
         if cut is None:
             return [(sizes[name], ())]
-        return [(sizes[name] // cut.unit, cut.axes), (cut.unit, ())]
+        return cut.parts(sizes[name])
 
     return make_spec(mesh, [[part for f in dim for part in factors(f)] for dim in dims], partial)
 

@@ -23,8 +23,8 @@ from hyperparallel.graph.passes.redistribute import Redistributor
 from hyperparallel.graph.program import RankProgram, Transfer
 from hyperparallel.plan.decide import Decisions
 from hyperparallel.shard.rule import Rule
-from hyperparallel.shard.spec import FactorCut, Spec, make_spec, piece, ways
-from hyperparallel.workload import Workload
+from hyperparallel.shard.spec import FactorCut, Spec, make_spec, ways
+from hyperparallel.workload import Value, Workload
 
 aten = torch.ops.aten
 
@@ -48,27 +48,14 @@ def partition(
 def reduction(program: RankProgram, workload: Workload, decisions: Decisions) -> RankProgram:
     """The program that takes deferred gradients to the layouts their parameters are stored in."""
     graph = fx.Graph()
-    meta = {"backward": True, "constant": False, "module": ""}
     places: dict[str, fx.Node] = {}
     for name in program.grads:
         places[name] = graph.placeholder(f"grad_{len(places)}")
-        places[name].meta.update(meta)
-    results = {}
-    for name, place in places.items():
-        value = workload.values[workload.grads[name]]
-
-        def emit(fn: Any, *args: Any) -> fx.Node:
-            node = graph.call_function(fn, args)
-            node.meta.update(meta)
-            return node
-
-        def collect(node: fx.Node, kind: str, axes: Any, num_bytes: int, shape: Any) -> None:
-            why = f"the gradient of {name} is kept as the parameter is"  # noqa: B023
-            node.meta.update(shape=shape, itemsize=value.itemsize, dtype=value.dtype)  # noqa: B023
-            node.meta["transfer"] = Transfer(kind, axes, num_bytes, value.name, "", True, why)  # noqa: B023
-
-        move = Redistributor(program.rank, value.itemsize, emit, collect)
-        results[name] = move(place, program.grad_specs[name], decisions.stored[name])
+        places[name].meta.update(_REDUCTION)
+    results = {
+        name: _reduced(place, name, program, workload.values[workload.grads[name]], decisions)
+        for name, place in places.items()
+    }
     graph.output(tuple(results.values()))
     return RankProgram(
         graph=graph,
@@ -91,6 +78,29 @@ def _is_view(node: fx.Node) -> bool:
     returned = node.target._schema.returns
     shares = bool(returned) and returned[0].alias_info is not None
     return shares or node.target is aten._unsafe_view.default
+
+
+_REDUCTION = {"backward": True, "constant": False, "module": ""}
+
+
+def _reduced(
+    place: fx.Node, name: str, program: RankProgram, value: Value, decisions: Decisions
+) -> fx.Node:
+    """Take one deferred gradient to the layout of its stored parameter."""
+
+    def emit(fn: Any, *args: Any) -> fx.Node:
+        node = place.graph.call_function(fn, args)
+        node.meta.update(_REDUCTION)
+        return node
+
+    def collect(node: fx.Node, kind: str, axes: Any, num_bytes: int, shape: Any) -> None:
+        why = f"the gradient of {name} is kept as the parameter is"
+        node.meta.update(shape=shape, itemsize=value.itemsize, dtype=value.dtype)
+        node.meta["transfer"] = Transfer(kind, axes, num_bytes, value.name, "", True, why)
+
+    move = Redistributor(program.rank, value.itemsize, emit, collect)
+    reduced: fx.Node = move(place, program.grad_specs[name], decisions.stored[name])
+    return reduced
 
 
 class _Partition:
@@ -187,8 +197,7 @@ class _Partition:
 
     def _piece(self, size: int, cut: FactorCut) -> Piece:
         if (size, cut) not in self.pieces:
-            start, length = piece(size // cut.unit, cut.axes, self.mesh, self.at)
-            self.pieces[size, cut] = Piece(start * cut.unit, length * cut.unit)
+            self.pieces[size, cut] = Piece(*cut.piece(size, self.mesh, self.at))
         return self.pieces[size, cut]
 
     def _as(self, value: str, spec: Spec) -> Any:
@@ -233,7 +242,7 @@ class _Partition:
         op, cuts = self.ops[self.node.name], self.decisions.cuts[self.node.name]
         if factor not in cuts:
             return x
-        axes = cuts[factor].axes
+        axes = cuts[factor].all_axes
         started = self._emit(communication.all_reduce_start, x, how, axes)
         n = ways(axes, self.mesh)
         moved = self._reduced_elements(factor, cuts) * self.workload.values[op.inputs[0]].itemsize
@@ -249,7 +258,7 @@ class _Partition:
         for f in (f for dim in rule.inputs[0] for f in dim if f in kept):
             cut = cuts.get(f, FactorCut(()))
             first = dict.fromkeys(self.mesh.names, 0)  # the fullest piece
-            count *= piece(rule.sizes[f] // cut.unit, cut.axes, self.mesh, first)[1] * cut.unit
+            count *= cut.piece(rule.sizes[f], self.mesh, first)[1]
         return count
 
     def _grad_spec(self, name: str, value: str) -> Spec:

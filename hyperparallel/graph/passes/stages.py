@@ -7,7 +7,7 @@ it is handed over. For a loop that owns the whole step the two halves are one st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import fx
@@ -51,7 +51,7 @@ def split_stages(program: RankProgram) -> Stages:
     back = [n for n in step_nodes if n not in members]
     return Stages(
         setup=_stage(setup_nodes, _used_outside(setup_nodes, [*step_nodes], [*first, *second])),
-        forward=_stage(front, [*first, *_saved(front, back, second)]),
+        forward=_stage(front, [*first, *_used_outside(front, back, second)]),
         backward=_stage(back, second),
         joint=_stage(step_nodes, [*first, *second]),
     )
@@ -72,27 +72,22 @@ def _used_outside(
     return list(dict.fromkeys(n for n in used if n in inside))
 
 
-def _saved(front: list[fx.Node], back: list[fx.Node], results: list[fx.Node]) -> list[fx.Node]:
-    return _used_outside(front, back, results)
-
-
 def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(node.all_input_nodes)
-    return found
+    return _reached(nodes, lambda node: node.all_input_nodes)
 
 
 def _descendants(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    return _reached(nodes, lambda node: node.users)
+
+
+def _reached(
+    nodes: Iterable[fx.Node], neighbours: Callable[[fx.Node], Iterable[fx.Node]]
+) -> set[fx.Node]:
     found: set[fx.Node] = set()
     todo = list(nodes)
     while todo:
         node = todo.pop()
         if node not in found:
             found.add(node)
-            todo.extend(node.users)
+            todo.extend(neighbours(node))
     return found

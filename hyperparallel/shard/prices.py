@@ -1,0 +1,66 @@
+"""What one op costs on one rank: the roofline seconds of its share, and what its local form exchanges.
+
+Products count two operations per point of their iteration space, attention four; everything else is
+memory traffic of the pieces it reads and writes. Views are free. Kernel efficiency, launch cost and
+caches are not modelled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from hyperparallel.cluster import Rates
+from hyperparallel.shard.placements import Choice, held_bytes
+from hyperparallel.shard.rule import Rule
+from hyperparallel.workload import Op
+
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+MATMULS = (*PRODUCTS, "convolution", "scaled_dot_product")
+RELABELS = ("view", "reshape", "expand", "transpose", "permute", "t", "unsqueeze", "squeeze")
+VIEWS = (*RELABELS, "slice", "select", "alias", "detach")
+ORDERLESS = (*PRODUCTS, *RELABELS, "clone")
+"""Ops whose local form is one call whichever elements of a factor it gets, so that a factor may be cut
+inside (`placements.inner_periods`)."""
+
+
+def kind(op: Op) -> str:
+    """The op's name without namespace, overload and underscores.
+
+    >>> kind(Op("v", "aten._unsafe_view.default", (), {}, (), ()))
+    'view'
+    """
+    return op.target.removeprefix("aten.").split(".")[0].strip("_").removeprefix("unsafe_")
+
+
+def op_seconds(
+    op: Op,
+    rule: Rule,
+    choice: Choice,
+    taken: Mapping[str, int],
+    num_bytes: Mapping[str, float],
+    axis: str,
+    n: int,
+    rates: Rates,
+) -> float:
+    """Seconds of one rank's share of `op` under `choice` on an axis of n ranks.
+
+    taken: how far outer axes cut each factor. num_bytes: of every operand and result, whole on this axis.
+    """
+    if kind(op) in VIEWS:
+        return 0.0
+    touched = sum(held_bytes(num_bytes[v], p, n) for v, p in zip(op.inputs, choice.inputs, strict=True))
+    for value, place in zip(op.outputs, choice.outputs, strict=True):
+        if value and place:
+            touched += held_bytes(num_bytes[value], place, n)
+    flops = 0.0
+    if kind(op).startswith(MATMULS):
+        flops = 2.0 * math.prod(math.ceil(s / taken.get(f, 1)) for f, s in rule.sizes.items())
+        flops *= 2.0 if kind(op).startswith("scaled_dot_product") else 1.0
+        flops /= n if choice.factor is not None else 1
+    seconds = rates.compute_seconds(flops, touched)
+    if choice.inside_fraction:
+        first = next(value for value in op.outputs if value)
+        received = choice.inside_fraction * num_bytes[first]
+        seconds += 2 * rates.collective_seconds(axis, received)
+    return seconds

@@ -32,7 +32,8 @@ class Rule:
         a pending sum and the others are whole or cut, so is every output. mm: ((0,), (1,)); add:
         ((0, 1),); mul: ((0,), (1,)); neg: ((0,),).
     inside: factors that may be cut because the op's local form communicates by itself (softmax over a
-        cut dim), each with the bytes that one rank then exchanges, as a fraction of the first output.
+        cut dim), each with the bytes that one rank then exchanges, as a fraction of the first output (0: it
+        need not communicate). Outputs that lack such a factor come out whole, not pending.
     """
 
     inputs: tuple[Dims, ...]

@@ -118,6 +118,8 @@ def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Itera
         world_size=ranks.world_size,
         timeout=timeout,
     )
+    # A quick rank must not leave, closing its connections, while a slow one still waits for the others'.
+    dist.all_reduce(torch.zeros(1))
     try:
         groups = Groups.of_default(timeout)
         yield Session(ranks.rank, ranks.world_size, ranks.local_rank, device, groups)

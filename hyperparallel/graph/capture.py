@@ -29,7 +29,9 @@ from hyperparallel.graph.blocks import Stack, find_stacks, interleaved, mark_blo
 from hyperparallel.graph.constants import lift_constants
 from hyperparallel.graph.naming import Names, name_graph
 from hyperparallel.graph.passes.mask import fold_mask_nodes
+from hyperparallel.graph.passes.promote import promote
 from hyperparallel.graph.passes.tidy import tidy_graph
+from hyperparallel.graph.precision import check_compute, computing
 from hyperparallel.graph.skeleton import batch_device, fake_tensor, named_tensors, skeleton
 from hyperparallel.graph.stamp import NotUniform, Result, check_order, stamp
 from hyperparallel.graph.standin import Reduction, Watch, reduce_stack
@@ -115,6 +117,7 @@ def capture(
     grad_outputs: Sequence[str] | None = None,
     strict: bool | None = None,
     shorten: bool = True,
+    compute: str | None = None,
 ) -> Captured:
     """Capture `module(*args, **kwargs)` as one joint graph, tidied and with constant masks folded.
 
@@ -123,15 +126,16 @@ def capture(
     mode and forward only. With `as_is`, modes are as the module has them. `grad_outputs` names the
     outputs that gradients come from (if None: "loss" where there is one, else all differentiable
     ones). `strict` forces one tracing route. With `shorten`, a deep stack of equal blocks is traced
-    with four of them and the rest copied, if nothing speaks against it. Raises `CaptureError`
-    naming the line that stopped it.
+    with four of them and the rest copied, if nothing speaks against it. compute: mixed precision, see
+    `precision.py`. Raises `CaptureError` naming the line that stopped it.
 
     >>> found = capture(nn.Linear(2, 3), (torch.zeros(4, 2),))
     >>> found.params, list(found.inputs), list(found.outputs), list(found.grads)
     ({'weight': 'param_weight', 'bias': 'param_bias'}, ['input'], ['output'], ['weight', 'bias'])
     """
+    check_compute(compute, named_tensors(module)[0])
     call, leaves = call_tree(module, args, kwargs or {})
-    task = _Task(module, call, leaves, train, as_is, grad_outputs, find_stacks(module))
+    task = _Task(module, call, leaves, train, as_is, grad_outputs, find_stacks(module), compute)
     reductions = [r for r in map(reduce_stack, task.stacks) if r is not None]
     if shorten and reductions and not strict:
         with contextlib.suppress(NotUniform, CaptureError):
@@ -150,6 +154,7 @@ class _Task:
     as_is: bool
     grad_outputs: Sequence[str] | None
     stacks: list[Stack]
+    compute: str | None = None
 
     def run(self, strict: bool | None, reductions: list[Reduction]) -> Captured:
         watches = [Watch(reduction) for reduction in reductions]
@@ -158,6 +163,7 @@ class _Task:
         graph = found.graph_module.graph
         if lift_constants(found.graph_module) and reductions:
             raise NotUniform("tensors that are no parameters may differ from block to block")
+        promote(graph)
         mark_blocks(graph, self.stacks)
         for watch in watches:
             doubt = watch.doubt or interleaved(graph, watch.reduction.stack)
@@ -200,6 +206,7 @@ class _Task:
             train=self.train,
             wants_grad=lambda paths: gradient_roots(paths) if wanted is None else wanted,
             strict=strict,
+            running=lambda: computing(self.compute, device.type),
         )
 
     def _stamp(self, graph: fx.Graph, names: Names, reductions: list[Reduction], order: list[str]) -> None:

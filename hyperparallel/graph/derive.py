@@ -63,7 +63,8 @@ def derived(built: Built) -> Derived:
 
 
 def _communications(transfers: Sequence[Transfer], built: Built) -> tuple[Communication, ...]:
-    names = {value: name for name, value in built.workload.params.items()}
+    casts, params = built.workload.casts, built.workload.params
+    names = {v: name for name, value in params.items() for v in (value, *casts[value])}
     grads = {value: name for name, value in built.workload.grads.items()}
     counted: Counter[Communication] = Counter()
     for t in transfers:
@@ -73,7 +74,7 @@ def _communications(transfers: Sequence[Transfer], built: Built) -> tuple[Commun
         )
         phase: Literal["forward", "backward"] = "backward" if t.backward else "forward"
         counted[
-            Communication(t.kind, t.axes, t.num_bytes, phase, value, t.module, t.reason)
+            Communication(t.kind, t.axes, t.num_bytes, phase, value, t.module, t.reason, dtype=t.dtype)
         ] += 1
     return tuple(replace(one, count=count) for one, count in counted.items())
 

@@ -98,7 +98,15 @@ def build(
     does not fit it.
     """
     roots = (loss,) if loss else grad_outputs
-    captured = capture(module, tuple(args), dict(kwargs or {}), train=train, as_is=as_is, grad_outputs=roots)
+    captured = capture(
+        module,
+        tuple(args),
+        dict(kwargs or {}),
+        train=train,
+        as_is=as_is,
+        grad_outputs=roots,
+        compute=plan.compute,
+    )
     if loss is not None:
         keep_outputs(captured, (loss or loss_of(captured),))
     for joint_pass in joint_passes:

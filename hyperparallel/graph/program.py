@@ -22,7 +22,8 @@ from hyperparallel.shard.spec import Spec
 class Transfer:
     """What one collective moves: for reports, counts and the simulator.
 
-    num_bytes: bytes that this rank receives. value: the joint graph's name of the tensor.
+    num_bytes: bytes that this rank receives. value: the joint graph's name of the tensor. dtype: that of
+    what moves, which for a reduction may be wider than the tensor's own.
     """
 
     kind: str
@@ -32,6 +33,7 @@ class Transfer:
     module: str
     backward: bool
     reason: str
+    dtype: str = "float32"
 
 
 @dataclass

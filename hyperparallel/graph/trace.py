@@ -18,6 +18,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,8 @@ from hyperparallel.graph.skeleton import named_tensors
 
 WantsGrad = Callable[[Sequence[str]], Sequence[str]]
 """From the paths of all results to those that gradients come from."""
+Running = Callable[[], AbstractContextManager[Any]]
+"""Makes what surrounds the module's forward: mixed precision, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,12 @@ class _Flat(nn.Module):
 
     Parameters and buffers are held once each, however many names they have. A result is copied, so
     that no result aliases another or an input. A buffer that the forward binds anew is written
-    back.
+    back. The module alone runs in the context that `running` makes.
     """
 
-    def __init__(self, module: nn.Module, call: CallTree, wants_grad: WantsGrad) -> None:
+    def __init__(self, module: nn.Module, call: CallTree, wants_grad: WantsGrad, running: Running) -> None:
         super().__init__()
-        self._call, self._wants_grad = call, wants_grad
+        self._call, self._wants_grad, self._running = call, wants_grad, running
         self._module = [module]  # in a list, so that it is no submodule
         self.out_tree: Tree | None = None
         params, buffers = named_tensors(module)
@@ -83,7 +86,8 @@ class _Flat(nn.Module):
         module = self._module[0]
         tensors = {name: getattr(self, slot) for name, slot in self._slots.items()}
         with _reparametrize_module(module, tensors):
-            self.out_tree, found = flatten(self._call.call(module, leaves))
+            with self._running():
+                self.out_tree, found = flatten(self._call.call(module, leaves))
             for name in self.buffer_names:
                 bound, held = module.get_buffer(name), tensors[name]
                 if bound is not held and bound.shape == held.shape:
@@ -109,13 +113,14 @@ def trace(
     train: bool,
     wants_grad: WantsGrad,
     strict: bool | None = None,
+    running: Running = contextlib.nullcontext,
 ) -> Trace:
     """Trace `module` (a skeleton) on fake `leaves`; a `CaptureError` names the user's line."""
     errors: list[BaseException] = []
     for route in (_direct, _strict) if strict is None else (_strict if strict else _direct,):
         try:
             with _quiet_tracing(train):
-                return route(module, call, leaves, mode, wants_grad)
+                return route(module, call, leaves, mode, wants_grad, running)
         except Exception as error:
             errors.append(error)
     raise capture_error(errors[0], module) from errors[0]
@@ -127,8 +132,9 @@ def _direct(
     leaves: Sequence[torch.Tensor],
     mode: FakeTensorMode,
     wants_grad: WantsGrad,
+    running: Running,
 ) -> Trace:
-    flat = _Flat(module, call, wants_grad)
+    flat = _Flat(module, call, wants_grad, running)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mode)
         stack.enter_context(_compiling_flag())
@@ -144,10 +150,11 @@ def _strict(
     leaves: Sequence[torch.Tensor],
     mode: FakeTensorMode,
     wants_grad: WantsGrad,
+    running: Running,
 ) -> Trace:
-    with mode:
+    with mode, running():
         read = call.call(dynamo_graph_capture_for_export(module), leaves)
-    return _direct(read, call, leaves, mode, wants_grad)
+    return _direct(read, call, leaves, mode, wants_grad, running)
 
 
 @contextlib.contextmanager

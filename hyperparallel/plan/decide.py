@@ -192,7 +192,7 @@ class _Settling:
         for name, value in work.params.items():
             sources[value] = self._param_places(name, value, axis, done)
             if name in self.declared and len(sources[value]) == 1:
-                declared.add(value)
+                declared.update((value, *work.casts[value]))
             if name in work.grads:
                 stored = self._stored_cut(name, axis, done)
                 sinks[work.grads[name]] = value if stored is None else (stored,)
@@ -221,6 +221,7 @@ class _Settling:
             update_bytes=update,
             pins=pins,
             keeps_cuts=axis in self.plan.batch_axes,
+            reduce=self.plan.reduce,
         )
 
     def _param_places(self, name: str, value: str, axis: str, done: Progress) -> tuple[Placement, ...]:

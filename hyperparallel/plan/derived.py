@@ -62,7 +62,7 @@ class Communication:
 
     `kind` is "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute" or "send_recv";
     `num_bytes` is what one rank receives each time; `value` is what moves, `module` where it is
-    needed.
+    needed; `dtype` that of what moves (a sum of 16-bit floats moves in float32).
     """
 
     kind: str
@@ -73,6 +73,7 @@ class Communication:
     module: str
     reason: str
     count: int = 1
+    dtype: str = "float32"
 
     @property
     def step_bytes(self) -> int:
@@ -208,12 +209,10 @@ class Derived:
                 inputs={k: Layout.parse(v) for k, v in record["inputs"].items()},
                 outputs={k: Layout.parse(v) for k, v in record["outputs"].items()},
                 communications=tuple(
-                    Communication(**item | {"axes": tuple(item["axes"])})
-                    for item in record["communications"]
+                    Communication(**item | {"axes": tuple(item["axes"])}) for item in record["communications"]
                 ),
                 values=tuple(
-                    BlockLayout(**item | {"shape": tuple(item["shape"])})
-                    for item in record["values"]
+                    BlockLayout(**item | {"shape": tuple(item["shape"])}) for item in record["values"]
                 ),
             )
         except (KeyError, TypeError, json.JSONDecodeError) as error:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hyperparallel.plan.derived import Derived
 
 BATCH_NAMES = ("dp", "ddp", "fsdp", "data", "batch", "replica")
+COMPUTE = (None, "bfloat16")
+REDUCE = ("float32", "bfloat16")
 Axes = str | list[str] | None
 
 
@@ -41,6 +43,11 @@ class Plan:
     zero: 3 gathers a parameter for the forward and again for the backward; 2 keeps it gathered for the
         backward; 1 also keeps gradients whole while they are accumulated.
     batch: the batch axes; left out, the axes called dp, fsdp, data, batch or replica, and `fsdp`.
+    compute: "bfloat16" runs the model as `torch.autocast` does: products and what follows them in 16
+        bits, norms, softmax and loss in float32, parameters and their gradients in their own dtype. None:
+        in the dtypes that the model and the batch have.
+    reduce: the dtype in which sums of 16-bit floats over ranks are carried and added, "float32" or, at
+        half the bytes and with more rounding, "bfloat16" (which leaves them in their own dtype).
 
     >>> mesh = Layout((2, 2), ("dp", "tp"))
     >>> Plan(mesh, params={"*.up_proj.weight": mesh("tp", None)}).batch_axes
@@ -54,8 +61,12 @@ class Plan:
     fsdp: str | None = None
     zero: int = 3
     batch: tuple[str, ...] | None = None
+    compute: str | None = None
+    reduce: str = "float32"
 
     def __post_init__(self) -> None:
+        for what, allowed in (("compute", COMPUTE), ("reduce", REDUCE)):  # torch.bfloat16 goes by its name
+            object.__setattr__(self, what, _dtype_name(what, getattr(self, what), allowed))
         axes = ", ".join(self.mesh.names)
         for axis in (*(self.batch or ()), *((self.fsdp,) if self.fsdp else ())):
             if axis not in self.mesh.names:
@@ -112,6 +123,10 @@ class Plan:
             record |= {"fsdp": self.fsdp, "zero": self.zero}
         if self.batch is not None:
             record["batch"] = list(self.batch)
+        if self.compute is not None:
+            record["compute"] = self.compute
+        if self.reduce != "float32":
+            record["reduce"] = self.reduce
         return yaml.safe_dump(record, sort_keys=False, default_flow_style=None)
 
     @classmethod
@@ -154,6 +169,8 @@ class PlanFile(BaseModel):
     fsdp: str | None = None
     zero: int = 3
     batch: list[str] | None = None
+    compute: str | None = None
+    reduce: str = "float32"
 
     def plan(self) -> Plan:
         """The plan that the file describes."""
@@ -174,7 +191,18 @@ class PlanFile(BaseModel):
             self.fsdp,
             self.zero,
             None if self.batch is None else tuple(self.batch),
+            self.compute,
+            self.reduce,
         )
+
+
+def _dtype_name(what: str, given: object, allowed: tuple[str | None, ...]) -> str | None:
+    """The name of a dtype that is given by name or as torch's; `PlanError` for one that is not allowed."""
+    name = None if given is None else str(given).removeprefix("torch.")
+    if name not in allowed:
+        instead = f'{what}="bfloat16"' if name in ("bf16", "float16", "fp16", "half") else None
+        raise PlanError(what, given, " or ".join(map(repr, allowed)), instead)
+    return name
 
 
 def _late(module: str) -> Any:

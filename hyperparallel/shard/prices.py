@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 
 from hyperparallel.cluster import Rates
-from hyperparallel.shard.placements import Choice, held_bytes
+from hyperparallel.shard.placements import Choice, Pending, Placement, conversion_seconds, held_bytes
 from hyperparallel.shard.rule import Rule
-from hyperparallel.workload import Op
+from hyperparallel.workload import Op, Value
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 MATMULS = (*PRODUCTS, "convolution", "scaled_dot_product")
@@ -31,6 +31,40 @@ def kind(op: Op) -> str:
     'view'
     """
     return op.target.removeprefix("aten.").split(".")[0].strip("_").removeprefix("unsafe_")
+
+
+SMALL_FLOATS = ("bfloat16", "float16")
+ROUNDED = ("sum", "avg", "prod")
+"""Reductions that lose bits in 16 bits; a maximum does not."""
+
+
+def carrier(dtype: str, how: str, reduce: str) -> str:
+    """The dtype in which a reduction of `dtype` over ranks is carried; reduce: that of 16-bit floats.
+
+    >>> carrier("bfloat16", "sum", "float32"), carrier("bfloat16", "max", "float32")
+    ('float32', 'bfloat16')
+    """
+    return "float32" if dtype in SMALL_FLOATS and how in ROUNDED and reduce == "float32" else dtype
+
+
+def carried_seconds(
+    src: Placement,
+    dst: Placement,
+    value: Value,
+    num_bytes: float,
+    n: int,
+    axis: str,
+    rates: Rates,
+    reduce: str,
+) -> float:
+    """`conversion_seconds` of a value, with the casts and the bytes of a reduction in another dtype.
+
+    num_bytes: of the value, whole on this axis, in its own dtype.
+    """
+    if not isinstance(src, Pending) or carrier(value.dtype, src.op, reduce) == value.dtype or src == dst:
+        return conversion_seconds(src, dst, num_bytes, n, axis, rates)
+    casts = 3.0 * (num_bytes + held_bytes(num_bytes, dst, n)) / rates.memory_bytes_per_second
+    return conversion_seconds(src, dst, 2.0 * num_bytes, n, axis, rates) + casts
 
 
 def op_seconds(

@@ -25,14 +25,13 @@ from hyperparallel.shard.placements import (
     Cut,
     Placement,
     choices,
-    conversion_seconds,
     held_bytes,
     inner_key,
     inner_periods,
     period_key,
     uneven_units,
 )
-from hyperparallel.shard.prices import ORDERLESS, kind, op_seconds
+from hyperparallel.shard.prices import ORDERLESS, carried_seconds, kind, op_seconds
 from hyperparallel.shard.program import IntegerProgram
 from hyperparallel.shard.rule import Rule
 from hyperparallel.workload import Op, Workload
@@ -65,6 +64,9 @@ class AxisTask:
 
     keeps_cuts: bool = False
     """A batch axis: its cut of the batch is to be computed with, not gathered away."""
+
+    reduce: str = "float32"
+    """The dtype that carries reductions of 16-bit floats."""
 
 
 @dataclass
@@ -183,9 +185,7 @@ class _AxisProgram:
                     self.made[value] = have
                     self.made_by[value] = (key, position)
 
-    def _add_op(
-        self, key: int, op: Op, rule: Rule, options: list[Choice], is_constant: bool
-    ) -> None:
+    def _add_op(self, key: int, op: Op, rule: Rule, options: list[Choice], is_constant: bool) -> None:
         self.options[key] = options
         columns = [self.program.column(0.0, integral=True) for _ in options]
         self.program.row(columns, lower=1.0, upper=1.0)
@@ -265,9 +265,9 @@ class _AxisProgram:
         wanted = {place for need in needs for place in need}
         factor = DECLARED_GATHER_FACTOR if value in self.task.declared else 1.0
         factor = BATCH_GATHER_FACTOR if self.task.keeps_cuts else factor
-        n, axis = self.task.size, self.task.name
+        n, axis, whole = self.task.size, self.task.name, self.workload.values[value]
         return {
-            (a, b): conversion_seconds(a, b, num_bytes, n, axis, self.rates)
+            (a, b): carried_seconds(a, b, whole, num_bytes, n, axis, self.rates, self.task.reduce)
             * (factor if isinstance(a, Cut) and not isinstance(b, Cut) else 1.0)
             for a in have
             for b in wanted
@@ -321,9 +321,7 @@ class _AxisProgram:
             if isinstance(sink, str):
                 sinks[value] = sources[sink]
             else:
-                sinks[value] = (
-                    sink[0] if len(sink) == 1 else sink[chosen(self.sink_columns[value])]
-                )
+                sinks[value] = sink[0] if len(sink) == 1 else sink[chosen(self.sink_columns[value])]
         return AxisDecision(self.task.name, self.task.size, ops, sources, sinks, cost, bound)
 
 

@@ -100,6 +100,17 @@ class Workload:
                 users[name].append(op)
         return {name: tuple(ops) for name, ops in users.items()}
 
+    @cached_property
+    def casts(self) -> Mapping[str, tuple[str, ...]]:
+        """For each parameter's value, the values that are it in fewer bits: what ranks gather of it."""
+        found: dict[str, list[str]] = {value: [] for value in self.params.values()}
+        for op in self.ops:
+            if op.target == "aten._to_copy.default" and op.inputs[0] in found and op.outputs[0]:
+                before, after = self.values[op.inputs[0]], self.values[op.outputs[0]]
+                if after.itemsize < before.itemsize:
+                    found[before.name].append(after.name)
+        return {value: tuple(casts) for value, casts in found.items()}
+
     def sources(self) -> Iterator[str]:
         """Values that no op makes: parameters, buffers, inputs, tangents."""
         for group in (self.params, self.buffers, self.inputs, self.tangents):

@@ -91,14 +91,12 @@ def _join(graph: fx.Graph, starts: Sequence[fx.Node]) -> None:
     with graph.inserting_before(last):
         flat = [_call(graph, last, aten.reshape.default, source, [-1]) for source in sources]
         packed = _call(graph, last, aten.cat.default, flat)
-        joined = _call(
-            graph, last, communication.all_reduce_start, packed, last.args[1], last.args[2]
-        )
+        joined = _call(graph, last, communication.all_reduce_start, packed, last.args[1], last.args[2])
         transfer = last.meta["transfer"]
         moved = sum(start.meta["transfer"].num_bytes for start in starts)
         names = ", ".join(start.meta["transfer"].value for start in starts)
         joined.meta["transfer"] = replace(transfer, num_bytes=moved, value=names)
-        joined.meta["shape"], joined.meta["itemsize"] = [sum(counts)], last.meta["itemsize"]
+        joined.meta.update(shape=[sum(counts)], itemsize=last.meta["itemsize"], dtype=last.meta["dtype"])
         waited = _call(graph, last, communication.wait, joined)
         offset = 0
         for start, shape, count in zip(starts, shapes, counts, strict=True):

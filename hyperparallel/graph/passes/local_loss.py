@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hyperparallel.graph.passes.local_op import LocalOp
+from hyperparallel.graph.passes.local_reduction import like, wide
 from hyperparallel.shard.loss import MEAN, NONE, SUM
 
 Form = Callable[[LocalOp], tuple[Any, ...]]
@@ -55,8 +56,8 @@ def nll_losses(
     offset: int,
     ignore: int,
 ) -> torch.Tensor:
-    """The loss of each row, 0 where its target falls in another piece."""
-    return nll_rows(scores, target, weight, offset, ignore)[0]
+    """The loss of each row, 0 where its target falls in another piece; of 16-bit ones, in float32."""
+    return nll_rows(wide(scores), target, None if weight is None else wide(weight), offset, ignore)[0]
 
 
 def nll_sums(
@@ -66,8 +67,8 @@ def nll_sums(
     offset: int,
     ignore: int,
 ) -> torch.Tensor:
-    """[sum of losses, sum of weights] over rows whose target falls in this piece."""
-    losses, weights = nll_rows(scores, target, weight, offset, ignore)
+    """[sum of losses, sum of weights] over rows whose target falls in this piece; of 16-bit ones, float32."""
+    losses, weights = nll_rows(wide(scores), target, None if weight is None else wide(weight), offset, ignore)
     return torch.stack([losses.sum(), weights.sum()])
 
 
@@ -105,7 +106,8 @@ def _nll(local: LocalOp) -> tuple[Any, ...]:
         return local.call()
     every = (scores, target, weight, local.offset("c"), ignore)
     if reduction == NONE:
-        losses = local.reduce_over(local.emit(nll_losses, *every), "sum", ("c",))
+        found = local.reduce_over(local.emit(nll_losses, *every), "sum", ("c",))
+        losses = local.emit(like, found, scores)
         total = local.emit(torch.ops.aten.new_zeros.default, scores, [])
     else:
         sums = local.reduce_over(local.emit(nll_sums, *every), "sum", local.pieces)
@@ -113,6 +115,7 @@ def _nll(local: LocalOp) -> tuple[Any, ...]:
         total = local.emit(select, sums, 0, 1)
         mean = reduction == MEAN
         losses = local.emit(nll_mean, sums) if mean else local.emit(select, sums, 0, 0)
+        losses, total = (local.emit(like, x, scores) for x in (losses, total))
     return (losses, total)[: len(local.op.outputs)]
 
 

@@ -2,7 +2,7 @@
 
 A mean is a pending sum of local means, each weighted by its share of the elements. A maximum starts
 from the lowest number, so that an empty piece does not count. Variance, norms and log-sum-exp
-exchange their sums and are whole on every rank.
+exchange their sums and are whole on every rank; sums of 16-bit floats are kept and exchanged in float32.
 """
 
 from __future__ import annotations
@@ -16,6 +16,16 @@ import torch
 from hyperparallel.graph.passes.local_op import LocalOp
 
 Form = Callable[[LocalOp], tuple[Any, ...]]
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """x, in float32 if it has 16 bits."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def like(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A result in the dtype of x, if that is a 16-bit float."""
+    return result.to(x.dtype) if x.dtype in (torch.float16, torch.bfloat16) else result
 
 
 def mean_share(
@@ -111,9 +121,7 @@ def _mean(dims_at: int | None, keep_at: int) -> Form:
         here, everywhere = _counts(local, dims)
         keep = dims_at is not None and bool(local.argument(keep_at, "keepdim", False))
         dtype = local.kwargs.get("dtype")
-        return (
-            local.emit(mean_share, local.args[0], dims, keep, dtype, here / max(everywhere, 1)),
-        )
+        return (local.emit(mean_share, local.args[0], dims, keep, dtype, here / max(everywhere, 1)),)
 
     return form
 
@@ -145,13 +153,12 @@ def _variance(dims_at: int | None, corrected: bool, root: bool) -> Form:
             correction = float(local.argument(at, "unbiased", True))
             keep = dims_at is not None and bool(local.argument(3, "keepdim", False))
         _, count = _counts(local, dims)
-        x = local.args[0]
+        x = local.emit(wide, local.args[0])
         sums = local.emit(torch.ops.aten.sum.dim_IntList, x, dims, True)
         mean = local.emit(mean_of, local.reduce_over(sums, "sum", lost), count)
         total = local.reduce_over(local.emit(squares, x, mean, dims), "sum", lost)
-        results = [local.emit(spread, total, count - correction, root), mean][
-            : len(local.op.outputs)
-        ]
+        results = [local.emit(spread, total, count - correction, root), mean][: len(local.op.outputs)]
+        results = [local.emit(like, r, local.args[0]) for r in results]
         shape = list(local.output_shape())
         if not keep:
             results = [local.emit(torch.ops.aten.reshape.default, r, shape) for r in results]
@@ -173,12 +180,11 @@ def _norm(order_at: int, dims_at: int | None) -> Form:
             x = local.emit(torch.ops.aten._to_copy.default, x, dtype=local.kwargs["dtype"])
         if math.isinf(order):
             largest = order > 0
-            top = local.emit(
-                extreme, local.emit(torch.ops.aten.abs.default, x), dims, keep, largest
-            )
+            top = local.emit(extreme, local.emit(torch.ops.aten.abs.default, x), dims, keep, largest)
             return (local.reduce_over(top, "max" if largest else "min", lost),)
-        total = local.reduce_over(local.emit(powers, x, order, dims, keep), "sum", lost)
-        return (local.emit(root_of, total, order),)
+        powered = local.emit(powers, local.emit(wide, x), order, dims, keep)
+        total = local.reduce_over(powered, "sum", lost)
+        return (local.emit(like, local.emit(root_of, total, order), x),)
 
     return form
 
@@ -187,11 +193,11 @@ def _log_sum_exp(local: LocalOp) -> tuple[Any, ...]:
     lost = local.lost()
     if not lost:
         return local.call()
-    dims, x = _dims(local, 1), local.args[0]
+    dims, x = _dims(local, 1), local.emit(wide, local.args[0])
     keep = bool(local.argument(2, "keepdim", False))
     top = local.reduce_over(local.emit(extreme, x, dims, True, True), "max", lost)
     total = local.reduce_over(local.emit(exponentials, x, top, dims), "sum", lost)
-    return (local.emit(logarithm, total, top, dims, keep),)
+    return (local.emit(like, local.emit(logarithm, total, top, dims, keep), local.args[0]),)
 
 
 FORMS: dict[str, Form] = {

@@ -13,37 +13,33 @@ from typing import Any
 import torch
 
 from hyperparallel.graph.passes.local_op import LocalOp
-from hyperparallel.graph.passes.local_reduction import extreme, finite
+from hyperparallel.graph.passes.local_reduction import extreme, finite, wide
 
 Form = Callable[[LocalOp], tuple[Any, ...]]
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 def row_maximum(x: torch.Tensor, dim: int) -> torch.Tensor:
     """The maximum along `dim`, kept; -inf where the piece is empty."""
-    return extreme(_wide(x), [dim], True, True)
+    return extreme(wide(x), [dim], True, True)
 
 
 def row_sum(x: torch.Tensor, top: torch.Tensor, dim: int) -> torch.Tensor:
     """The sum of exp(x - top) along `dim`, kept."""
-    return (_wide(x) - top).exp_().sum(dim, keepdim=True)
+    return (wide(x) - top).exp_().sum(dim, keepdim=True)
 
 
 def log_softmax_piece(
     x: torch.Tensor, top: torch.Tensor, total: torch.Tensor, dtype: torch.dtype | None
 ) -> torch.Tensor:
     """x - log-sum-exp of its row."""
-    return (_wide(x) - (top + total.log())).to(x.dtype if dtype is None else dtype)
+    return (wide(x) - (top + total.log())).to(x.dtype if dtype is None else dtype)
 
 
 def softmax_piece(
     x: torch.Tensor, top: torch.Tensor, total: torch.Tensor, dtype: torch.dtype | None
 ) -> torch.Tensor:
     """exp(x) over the sum of its row."""
-    return ((_wide(x) - top).exp_() / total).to(x.dtype if dtype is None else dtype)
+    return ((wide(x) - top).exp_() / total).to(x.dtype if dtype is None else dtype)
 
 
 def safe_softmax_piece(
@@ -57,24 +53,24 @@ def log_softmax_grad(
     grad: torch.Tensor, out: torch.Tensor, total: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """grad - softmax * (sum of grad along the row)."""
-    return (_wide(grad) - _wide(out).exp() * total).to(dtype)
+    return (wide(grad) - wide(out).exp() * total).to(dtype)
 
 
 def softmax_grad(
     grad: torch.Tensor, out: torch.Tensor, total: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """softmax * (grad - sum of grad * softmax along the row)."""
-    return (_wide(out) * (_wide(grad) - total)).to(dtype)
+    return (wide(out) * (wide(grad) - total)).to(dtype)
 
 
 def grad_sum(grad: torch.Tensor, dim: int) -> torch.Tensor:
     """The sum of grad along `dim`, kept."""
-    return _wide(grad).sum(dim, keepdim=True)
+    return wide(grad).sum(dim, keepdim=True)
 
 
 def product_sum(grad: torch.Tensor, out: torch.Tensor, dim: int) -> torch.Tensor:
     """The sum of grad * out along `dim`, kept."""
-    return (_wide(grad) * _wide(out)).sum(dim, keepdim=True)
+    return (wide(grad) * wide(out)).sum(dim, keepdim=True)
 
 
 def _cut_factor(local: LocalOp, dim: int) -> str | None:

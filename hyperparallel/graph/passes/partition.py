@@ -3,7 +3,8 @@
 Every op is replaced by its local form (`localise`), every place where a value is made in one layout and
 wanted in another gets the nodes that carry it over (`redistribute`), once per layout wanted. Gradients
 end in the layout their parameter is stored in, which is where data-parallel reduction comes from. With
-fsdp a parameter is gathered at its first use, and with zero=3 gathered again for the backward.
+fsdp a parameter is gathered at its first use, and with zero=3 gathered again for the backward; one that
+is used in fewer bits is cast before it is gathered.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hyperparallel.graph.passes.localise import LocalOp, Piece, localise
 from hyperparallel.graph.passes.redistribute import Redistributor
 from hyperparallel.graph.program import RankProgram, Transfer
 from hyperparallel.plan.decide import Decisions
+from hyperparallel.shard.prices import carrier
 from hyperparallel.shard.rule import Rule
 from hyperparallel.shard.spec import FactorCut, Spec, make_spec, ways
 from hyperparallel.workload import Value, Workload
@@ -83,22 +85,19 @@ def _is_view(node: fx.Node) -> bool:
 _REDUCTION = {"backward": True, "constant": False, "module": ""}
 
 
-def _reduced(
-    place: fx.Node, name: str, program: RankProgram, value: Value, decisions: Decisions
-) -> fx.Node:
+def _reduced(place: fx.Node, name: str, program: RankProgram, value: Value, decisions: Decisions) -> fx.Node:
     """Take one deferred gradient to the layout of its stored parameter."""
 
-    def emit(fn: Any, *args: Any) -> fx.Node:
-        node = place.graph.call_function(fn, args)
+    def emit(fn: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = place.graph.call_function(fn, args, kwargs)
         node.meta.update(_REDUCTION)
         return node
 
-    def collect(node: fx.Node, kind: str, axes: Any, num_bytes: int, shape: Any) -> None:
+    def collect(node: fx.Node, kind: str, axes: Any, num_bytes: int, dtype: str) -> None:
         why = f"the gradient of {name} is kept as the parameter is"
-        node.meta.update(shape=shape, itemsize=value.itemsize, dtype=value.dtype)
-        node.meta["transfer"] = Transfer(kind, axes, num_bytes, value.name, "", True, why)
+        node.meta["transfer"] = Transfer(kind, axes, num_bytes, value.name, "", True, why, dtype)
 
-    move = Redistributor(program.rank, value.itemsize, emit, collect)
+    move = Redistributor(program.rank, value, decisions.plan.reduce, emit, collect)
     reduced: fx.Node = move(place, program.grad_specs[name], decisions.stored[name])
     return reduced
 
@@ -123,6 +122,7 @@ class _Partition:
         self.made: dict[str, tuple[Any, Spec]] = {}
         self.converted: dict[tuple[str, Spec, bool], Any] = {}
         self.stored = {workload.params[n]: spec for n, spec in decisions.stored.items()}
+        self.casts = {cast: value for value, casts in workload.casts.items() for cast in casts}
         self.pieces: dict[tuple[int, FactorCut], Piece] = {}
         self.regather = decisions.plan.zero == 3
         self.node: fx.Node | None = None
@@ -165,6 +165,8 @@ class _Partition:
         op, rule = self.ops[node.name], self.rules[node.name]
         in_specs, out_specs = self.decisions.operands[node.name]
         self.backward, self.module = op.backward, module_of(node)
+        if self._cast_where_stored(node):
+            return
         is_constant = node.name in self.decisions.constant
         wanted = iter(zip(op.inputs, in_specs, strict=True))
         self.reason = f"{op.target} needs it"
@@ -195,6 +197,17 @@ class _Partition:
             if value is not None and spec is not None:
                 self._made(value, result, spec)
 
+    def _cast_where_stored(self, node: fx.Node) -> bool:
+        """Cast the piece of a parameter that is gathered at use; what is gathered then is the cast."""
+        if node.name not in self.casts:
+            return False
+        value, self.constant = self.casts[node.name], False
+        dtype = getattr(torch, self.workload.values[node.name].dtype)
+        self.stored[node.name] = self.stored[value]
+        cast = self._emit(aten._to_copy.default, self.made[value][0], dtype=dtype)
+        self._made(node.name, cast, self.stored[value])
+        return True
+
     def _piece(self, size: int, cut: FactorCut) -> Piece:
         if (size, cut) not in self.pieces:
             self.pieces[size, cut] = Piece(*cut.piece(size, self.mesh, self.at))
@@ -218,22 +231,17 @@ class _Partition:
         return self.converted[key]
 
     def _redistributor(self, value: str) -> Redistributor:
-        itemsize = self.workload.values[value].itemsize
+        def collect(node: fx.Node, kind: str, axes: tuple[str, ...], num_bytes: int, dtype: str) -> None:
+            self._note_transfer(node, kind, axes, num_bytes, value, dtype)
 
-        def collect(
-            node: fx.Node, kind: str, axes: tuple[str, ...], num_bytes: int, shape: tuple[int, ...]
-        ) -> None:
-            node.meta["shape"], node.meta["itemsize"] = shape, itemsize
-            node.meta["dtype"] = self.workload.values[value].dtype
-            self._note_transfer(node, kind, axes, num_bytes, value)
-
-        return Redistributor(self.rank, itemsize, self._emit, collect)
+        whole, reduce = self.workload.values[value], self.decisions.plan.reduce
+        return Redistributor(self.rank, whole, reduce, self._emit, collect)
 
     def _note_transfer(
-        self, node: fx.Node, kind: str, axes: tuple[str, ...], num_bytes: int, value: str
+        self, node: fx.Node, kind: str, axes: tuple[str, ...], num_bytes: int, value: str, dtype: str
     ) -> None:
         node.meta["transfer"] = Transfer(
-            kind, axes, num_bytes, value, self.module, self.backward, self.reason
+            kind, axes, num_bytes, value, self.module, self.backward, self.reason, dtype
         )
 
     def _reduce(self, x: Any, how: str, factor: str) -> Any:
@@ -245,8 +253,9 @@ class _Partition:
         axes = cuts[factor].all_axes
         started = self._emit(communication.all_reduce_start, x, how, axes)
         n = ways(axes, self.mesh)
-        moved = self._reduced_elements(factor, cuts) * self.workload.values[op.inputs[0]].itemsize
-        self._note_transfer(started, "all_reduce", axes, 2 * (n - 1) * moved // n, op.name)
+        dtype = carrier(self.workload.values[op.inputs[0]].dtype, "sum", "float32")
+        moved = self._reduced_elements(factor, cuts) * getattr(torch, dtype).itemsize
+        self._note_transfer(started, "all_reduce", axes, 2 * (n - 1) * moved // n, op.name, dtype)
         return self._emit(communication.wait, started)
 
     def _reduced_elements(self, factor: str, cuts: Mapping[str, FactorCut]) -> int:
@@ -321,4 +330,3 @@ class _Partition:
             output_specs={p: self.decisions.outputs[v] for p, v in work.outputs.items()},
             grad_specs=grad_specs,
         )
-

@@ -3,6 +3,9 @@
 `layout.reshard` finds the steps; here each step becomes nodes on local tensors: a slice, or a collective
 in two halves (start and wait). Specs with inner cuts are first viewed under a finer shape where both
 are plain layouts; where no such shape exists the tensor is made whole and cut again.
+
+Sums of 16-bit floats are added in float32: a cast goes in front of the first reduction of a way and back
+behind the last, so that what else moves does so in 16 bits.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from hyperparallel.layout import (
     Step,
     reshard,
 )
+from hyperparallel.shard.prices import carrier
 from hyperparallel.shard.spec import Spec, common_view, make_spec
+from hyperparallel.workload import Value
 
 aten = torch.ops.aten
 Emit = Callable[..., Any]
@@ -35,16 +40,18 @@ Emit = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Redistributor:
-    """Emits redistributions for one rank.
+    """Emits redistributions of one value for one rank.
 
-    emit(fn, *args) adds a node; collect(node, kind, axes, num_bytes, shape) notes what a
-    collective moves and the local shape that goes in.
+    reduce: the dtype that carries reductions of 16-bit floats. emit(fn, *args) adds a node; collect(node,
+    kind, axes, num_bytes, dtype) notes what a collective moves; the local shape that goes in, its dtype and
+    size of an item are in the node's meta.
     """
 
     rank: int
-    itemsize: int
+    value: Value
+    reduce: str
     emit: Emit
-    collect: Callable[[Any, str, tuple[str, ...], int, tuple[int, ...]], None]
+    collect: Callable[[Any, str, tuple[str, ...], int, str], None]
 
     def __call__(self, x: Any, src: Spec, dst: Spec) -> Any:
         """`x` laid out as `dst`."""
@@ -58,23 +65,39 @@ class Redistributor:
         finer = shape != src.shape
         if finer:
             x = self.emit(aten.reshape.default, x, list(src_layout.local_shape(shape, self.rank)))
-        for step in reshard(src_layout, dst_layout, shape, self.itemsize):
-            x = self._step(x, step, shape)
+        steps = reshard(src_layout, dst_layout, shape, self.value.itemsize)
+        wide = [i for i, step in enumerate(steps) if self._carrier(step) != self.value.dtype]
+        for i, step in enumerate(steps):
+            if wide and i == wide[0]:
+                x = self.emit(aten._to_copy.default, x, dtype=getattr(torch, self._carrier(step)))
+            lies_in = self._carrier(steps[wide[0]]) if wide and wide[0] <= i <= wide[-1] else self.value.dtype
+            x = self._step(x, step, shape, lies_in)
+            if wide and i == wide[-1]:
+                x = self.emit(aten._to_copy.default, x, dtype=getattr(torch, self.value.dtype))
         return self.emit(aten.reshape.default, x, list(dst.local_shape(self.rank))) if finer else x
 
-    def _step(self, x: Any, step: Step, shape: tuple[int, ...]) -> Any:
+    def _carrier(self, step: Step) -> str:
+        """The dtype in which the value goes through a step, seen alone."""
+        how = step.op if isinstance(step, (AllReduce, ReduceScatter)) else ""
+        return carrier(self.value.dtype, how, self.reduce)
+
+    def _note(self, node: Any, kind: str, axes: tuple[str, ...], num: int, dtype: str, local: Any) -> None:
+        itemsize = getattr(torch, dtype).itemsize
+        node.meta.update(shape=local, itemsize=itemsize, dtype=dtype)
+        self.collect(node, kind, axes, num * itemsize, dtype)
+
+    def _step(self, x: Any, step: Step, shape: tuple[int, ...], dtype: str) -> Any:
         match step:
             case Slice():
                 return self._slice(x, step, shape)
             case Pend():
                 return self._pend(x, step)
             case Permute():
-                return self._exchange(x, step, shape)
+                return self._exchange(x, step, shape, dtype)
             case _:
                 started = self._start(x, step, shape)
-                moved = step.num_bytes(shape, self.itemsize)
                 local = step.src.local_shape(shape, self.rank)
-                self.collect(started, _kind(step), step.axes, moved, local)
+                self._note(started, _kind(step), step.axes, step.num_elements(shape), dtype, local)
                 return self.emit(communication.wait, started)
 
     def _start(self, x: Any, step: Step, shape: tuple[int, ...]) -> Any:
@@ -91,9 +114,7 @@ class Redistributor:
                 return self.emit(communication.all_gather_start, x, step.dim, have, step.axes)
             case ReduceScatter():
                 want = sizes(step.dst, step.dim)
-                return self.emit(
-                    communication.reduce_scatter_start, x, step.dim, want, step.op, step.axes
-                )
+                return self.emit(communication.reduce_scatter_start, x, step.dim, want, step.op, step.axes)
             case AllToAll():
                 split, concat = sizes(step.dst, step.to_dim), sizes(step.src, step.from_dim)
                 return self.emit(
@@ -102,7 +123,7 @@ class Redistributor:
                 )  # fmt: skip
         raise AssertionError(f"no carrier for {step}")
 
-    def _exchange(self, x: Any, step: Permute, shape: tuple[int, ...]) -> Any:
+    def _exchange(self, x: Any, step: Permute, shape: tuple[int, ...], dtype: str) -> Any:
         """Every rank packs what others lack, one all-to-all of uneven flat pieces, and unpacks."""
         members = step.src.mesh.group(self.rank, step.axes)
         sends: dict[int, list[communication.Block]] = {member: [] for member in members}
@@ -118,8 +139,8 @@ class Redistributor:
             flat, 0, [_elements(b) for b in sends.values()], 0,
             [_elements(b) for b in takes.values()], step.axes,
         )  # fmt: skip
-        moved = step.num_bytes(shape, self.itemsize)
-        self.collect(started, "permute", step.axes, moved, (sum(map(_elements, sends.values())),))
+        sent = (sum(map(_elements, sends.values())),)
+        self._note(started, "permute", step.axes, step.num_elements(shape), dtype, sent)
         received = self.emit(communication.wait, started)
         local = list(step.dst.local_shape(shape, self.rank))
         blocks = [b for taken in takes.values() for b in taken]

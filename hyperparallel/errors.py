@@ -36,6 +36,10 @@ class PlanError(UserError):
     """A plan entry that matches nothing, or that cannot be followed."""
 
 
+class ClusterError(UserError):
+    """A machine description that is incomplete, impossible, or not divisible as asked."""
+
+
 class CaptureError(UserError):
     """A model that cannot be turned into a graph; the message names the user's line."""
 

@@ -188,7 +188,7 @@ class _Settling:
         work, n = self.workload, self.mesh.axis_size(axis)
         sources: dict[str, tuple[Placement, ...]] = {}
         sinks: dict[str, tuple[Placement, ...] | str] = {}
-        declared = set()
+        declared: set[str] = set()
         for name, value in work.params.items():
             sources[value] = self._param_places(name, value, axis, done)
             if name in self.declared and len(sources[value]) == 1:

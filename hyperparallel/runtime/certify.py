@@ -3,13 +3,17 @@
 All ranks' programs run in lockstep in this process, on the model's own weights and a real batch, from
 the same random state as one plain run of the module. Results, gradients and the random state afterwards
 are compared, and pieces that several ranks hold must be equal on all of them.
+
+In 16 bits both runs round, and differ by about what either is off. So the plain module is also run in
+float32, which tells how far off rounding alone is.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +21,9 @@ from torch import Tensor, nn
 
 from hyperparallel.graph.batch import flatten
 from hyperparallel.graph.pipeline import Built, build
+from hyperparallel.graph.precision import LOW, computing
 from hyperparallel.graph.program import RankProgram
+from hyperparallel.graph.skeleton import batch_device
 from hyperparallel.plan.plan import Plan
 from hyperparallel.runtime.batches import call_of
 from hyperparallel.runtime.present import local_piece
@@ -25,6 +31,10 @@ from hyperparallel.runtime.virtual import Lockstep
 from hyperparallel.shard.spec import Spec
 
 NEGLIGIBLE = 1e-3
+ROUNDING = {"float32": 1e-4, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""What a difference may always be: sums in another order; in 16 bits, one rounding."""
+SPREAD = 3.0
+"""Two runs that round differently may differ by this many times what one of them is off."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +46,35 @@ class Certificate:
     true gradient of a key bias, for instance, is zero, and what is computed is rounding).
     replicas_agree: pieces held by several ranks are bit-equal.
     random_state_equal: both runs drew the same random numbers.
+    precision: the dtype with the fewest bits that the program computes in ("float32" at most).
+    rounding: in 16 bits, the same measure of the plain module against itself in float32.
     """
 
     errors: Mapping[str, float]
     replicas_agree: bool
     random_state_equal: bool
     num_ranks: int
+    precision: str = "float32"
+    rounding: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def largest(self) -> tuple[str, float]:
         """The result or gradient that differs most, and by how much."""
         return max(self.errors.items(), key=lambda item: item[1], default=("nothing", 0.0))
 
-    def holds(self, tolerance: float) -> bool:
-        """Whether every difference is within `tolerance` and everything else agrees."""
-        return self.largest[1] <= tolerance and self.replicas_agree and self.random_state_equal
+    def allowed(self, name: str) -> float:
+        """What the precision lets a result or gradient differ by."""
+        least = ROUNDING[self.precision]
+        return SPREAD * max(self.rounding.get(name, least), least) if self.rounding else least
+
+    def holds(self, tolerance: float | None = None) -> bool:
+        """Whether every difference is within `tolerance` and everything else agrees.
+
+        None: within what the precision allows, 1e-4 in float32 and, in 16 bits, three times what rounding
+        does on one device.
+        """
+        within = all(e <= (tolerance or self.allowed(name)) for name, e in self.errors.items())
+        return within and self.replicas_agree and self.random_state_equal
 
     def __str__(self) -> str:
         name, error = self.largest
@@ -58,8 +82,14 @@ class Certificate:
         drawn = "the same" if self.random_state_equal else "DIFFERENT"
         return (
             f"{len(self.errors)} results and gradients compared on {self.num_ranks} virtual ranks: "
-            f"largest relative error {error:.2e} ({name}); replicas {agree}; {drawn} random numbers"
+            f"largest relative error {error:.2e} ({name}){self._rounding_words()}; replicas {agree}; {drawn} random numbers"
         )
+
+    def _rounding_words(self) -> str:
+        if not self.rounding:
+            return ""
+        name, off = max(self.rounding.items(), key=lambda item: item[1])
+        return f", where {self.precision} on one device is off from float32 by up to {off:.2e} ({name})"
 
 
 def certify(model: nn.Module, plan: Plan, batch: Any, *, seed: int = 0) -> Certificate:
@@ -82,7 +112,12 @@ def certify_built(
 ) -> Certificate:
     """`certify` for a program that was built already."""
     leaves = built.captured.flatten_inputs(args, kwargs)
-    truth, drawn = _dense(model, built, args, kwargs, seed)
+    compute, precision = built.decisions.plan.compute, fewest_bits(built)
+    truth, drawn = _dense(model, built, args, kwargs, seed, compute)
+    exact: dict[str, Tensor] = {}
+    if precision != "float32":
+        wide, wide_args, wide_kwargs = _in_float32(model, args, kwargs)
+        exact, _ = _dense(wide, built, wide_args, wide_kwargs, seed, None)
     programs = [built.rank_program(rank) for rank in built.decisions.mesh.ranks]
     mesh = built.decisions.mesh
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
@@ -93,15 +128,39 @@ def certify_built(
     same_random = bool(torch.equal(torch.get_rng_state(), drawn))
     errors: dict[str, float] = {}
     agree = True
+    rounding: dict[str, float] = {}
     grads = [float(x.abs().max()) for n, x in truth.items() if n.startswith("grad") and x.numel()]
-    floor = NEGLIGIBLE * max(grads, default=0.0)
+    smallest = NEGLIGIBLE * max(grads, default=0.0)
     for position, (name, spec) in enumerate(_result_names(programs[0])):
         pieces = [row[position] for row in results]
         whole, same = assemble(pieces, spec, list(mesh.ranks))
         agree &= same
         if name in truth:
-            errors[name] = _difference(whole, truth[name], floor if "grad of" in name else 0.0)
-    return Certificate(errors, agree, same_random, mesh.size)
+            floor = smallest if "grad of" in name else 0.0
+            errors[name] = _difference(whole, truth[name], floor)
+            if name in exact:
+                rounding[name] = _difference(truth[name], exact[name], floor)
+    return Certificate(errors, agree, same_random, mesh.size, precision, rounding)
+
+
+def fewest_bits(built: Built) -> str:
+    """The floating dtype with the fewest bits that a program computes in, "float32" at most."""
+    found = {value.dtype for value in built.workload.values.values()}
+    return next((name for name in ("bfloat16", "float16") if name in found), "float32")
+
+
+def _in_float32(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[nn.Module, Sequence[Any], Mapping[str, Any]]:
+    """A model and its batch with all 16-bit floats in float32."""
+
+    def wide(x: Tensor) -> Tensor:
+        return x.float() if x.dtype in LOW else x
+
+    if any(x.dtype in LOW for x in (*model.parameters(), *model.buffers())):
+        model = copy.deepcopy(model).float()
+    tree, leaves = flatten((tuple(args), dict(kwargs)))
+    return model, *tree.rebuild(iter([wide(x) for x in leaves]))
 
 
 def _result_names(program: RankProgram) -> list[tuple[str, Spec | None]]:
@@ -138,7 +197,12 @@ def _placeholders(
 
 
 def _dense(
-    model: nn.Module, built: Built, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+    model: nn.Module,
+    built: Built,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seed: int,
+    compute: str | None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Results and gradients of the plain module, and the random state after its forward."""
     modes = [(part, part.training) for part in model.modules()]
@@ -146,7 +210,9 @@ def _dense(
     if not model.training:
         model.train()
     torch.manual_seed(seed)
-    _, outputs = flatten(model(*args, **kwargs))
+    device = batch_device(flatten((tuple(args), dict(kwargs)))[1])
+    with computing(compute, device.type):
+        _, outputs = flatten(model(*args, **kwargs))
     paths = list(built.captured.outputs)
     truth = dict(zip(built.captured.out_spec.paths(), outputs, strict=False))
     truth = {path or "output": x for path, x in truth.items()}

@@ -1,0 +1,211 @@
+"""A model as facts: hidden size, vocabulary, runs of equal layers, encoders. Counts only, no weights.
+
+    params  = embedding + sum over layers of Layer.params + final norm + head + encoders
+              embedding = vocab h + positions h (+ a norm) + stem; head = vocab h unless tied (+ bias)
+    FLOPs   = per token forward: sum over layers of Layer.flops_per_token, 2 h vocab for the head
+              (tied or not; the embedding is a lookup), stem; a training step costs 3 times that
+
+Extra prediction layers (`mtp`, DeepSeek-V3 section 2.2) are counted only on request, as in published
+sizes: each is one more last layer, two norms, a matrix 2 h -> h and a final norm; embedding and head are
+the model's own. What layers are made of stands in layer.py, attention.py, recurrent.py and mlp.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from hyperparallel.workload.attention import Attention
+from hyperparallel.workload.layer import NORM_VECTORS, Layer, LayerParams, Norm
+from hyperparallel.workload.linear import Linear, total_flops, total_params
+from hyperparallel.workload.mlp import Mlp, Moe
+from hyperparallel.workload.recurrent import StateSpace
+
+__all__ = ["Attention", "Layer", "LayerParams", "Linear", "Mlp", "Model", "Moe", "Part", "StateSpace"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a network computes. `layers` are runs (layer, how many in a row), first to last.
+
+    `vocab` 0 means no token embedding and no head (a vision encoder, a diffusion transformer): `stem` then
+    makes the hidden vectors of a token from its input, and `outputs` reads them at the end. `positions` is
+    the length of a learned position table (0: rotary or none). `vectors` counts trained vectors of the
+    hidden size outside layers (a class token, a table of class labels).
+
+    >>> layer = Layer(Attention(heads=32, kv_heads=8, head_dim=128), Mlp(14336))
+    >>> model = Model("llama", hidden=4096, vocab=128256, layers=((layer, 32),))
+    >>> model.params(), model.num_layers
+    (8030261248, 32)
+    """
+
+    name: str
+    hidden: int
+    vocab: int
+    layers: tuple[tuple[Layer, int], ...]
+    tied: bool = False
+    positions: int = 0
+    max_seq: int = 0
+    dropout: float = 0.0
+    norm: Norm = "rms"
+    embedding_norm: bool = False
+    final_norms: int = 1
+    head_bias: bool = False
+    stem: tuple[Linear, ...] = ()
+    outputs: tuple[Linear, ...] = ()
+    vectors: int = 0
+    encoders: tuple[Part, ...] = ()
+    mtp: int = 0
+    source: str = ""
+
+    @property
+    def num_layers(self) -> int:
+        return sum(count for _, count in self.layers)
+
+    def layer_at(self, index: int) -> Layer:
+        """The layer at a position, 0 first."""
+        return tuple(self.each_layer())[index]
+
+    def each_layer(self) -> Iterator[Layer]:
+        """The layers one by one, first to last."""
+        for layer, count in self.layers:
+            for _ in range(count):
+                yield layer
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Layer, int], ...]:
+        """Distinct layers and how often each occurs, in order of first appearance.
+
+        >>> local, full = Layer(norms=1), Layer(norms=2)
+        >>> [n for _, n in Model("m", 8, 8, ((local, 3), (full, 1), (local, 3))).kinds]
+        [6, 1]
+        """
+        counts: dict[Layer, int] = {}
+        for layer, count in self.layers:
+            counts[layer] = counts.get(layer, 0) + count
+        return tuple(counts.items())
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters before the first layer: token and position tables, their norm, stem, vectors."""
+        vectors = self.vocab + self.positions + self.vectors
+        norm = NORM_VECTORS[self.norm] if self.embedding_norm else 0
+        return (vectors + norm) * self.hidden + total_params(self.stem)
+
+    @property
+    def head_params(self) -> int:
+        """Parameters after the last layer: final norm, head (0 where tied to the embedding), its bias."""
+        norms = self.final_norms * NORM_VECTORS[self.norm] * self.hidden
+        head = 0 if self.tied else self.vocab * self.hidden
+        bias = self.vocab if self.head_bias else 0
+        return norms + head + bias + total_params(self.outputs)
+
+    @property
+    def mtp_params(self) -> int:
+        """Parameters of the extra prediction layers."""
+        if not self.mtp:
+            return 0
+        norms = 3 * NORM_VECTORS[self.norm] * self.hidden
+        last = self.layer_at(-1).params(self.hidden, self.norm).total
+        return self.mtp * (last + norms + 2 * self.hidden * self.hidden)
+
+    def layer_params(self, layer: Layer) -> LayerParams:
+        """A layer's parameters in this model."""
+        return layer.params(self.hidden, self.norm)
+
+    def params(self, mtp: bool = False) -> int:
+        """All parameters, encoders included; with those of the extra prediction layers if asked."""
+        layers = sum(self.layer_params(layer).total * count for layer, count in self.kinds)
+        encoders = sum(part.params for part in self.encoders)
+        extra = self.mtp_params if mtp else 0
+        return self.embedding_params + layers + self.head_params + encoders + extra
+
+    def active_params(self) -> int:
+        """Parameters that one token meets: of routed experts topk / experts, all of everything else."""
+        kinds = self.kinds
+        layers = sum(self.layer_params(layer).total * count for layer, count in kinds)
+        active = sum(layer.active_params(self.hidden, self.norm) * count for layer, count in kinds)
+        return self.params() - layers + active
+
+    def head_flops(self, seq: int = 1) -> float:
+        """FLOPs forward for each token after the last layer: the product with the vocabulary."""
+        return 2 * self.hidden * self.vocab + total_flops(self.outputs, seq)
+
+    def flops_per_token(self, seq: int, causal: bool = True, mtp: bool = False) -> float:
+        """FLOPs forward for each token of a sample of `seq` tokens, head included, encoders left out.
+
+        `causal=True` counts what masks leave of attention, `causal=False` the whole square. Encoders work
+        on tokens of their own: add `Part.flops` for each image of a sample.
+        """
+        one = {layer: layer.flops_per_token(self.hidden, seq, causal) for layer, _ in self.kinds}
+        flops = sum(one[layer] * count for layer, count in self.kinds)
+        if mtp and self.mtp:
+            extra = one[self.layer_at(-1)] + 4 * self.hidden * self.hidden + self.head_flops(seq)
+            flops += self.mtp * extra
+        return flops + total_flops(self.stem, seq) + self.head_flops(seq)
+
+    def train_flops_per_token(self, seq: int, causal: bool = True, mtp: bool = False) -> float:
+        """FLOPs of forward and backward for each token: three times the forward, no recompute."""
+        return 3 * self.flops_per_token(seq, causal, mtp)
+
+    def words(self) -> str:
+        """One line for a report.
+
+        >>> layer = Layer(Attention(heads=32, kv_heads=8, head_dim=128), Mlp(14336))
+        >>> Model("llama", 4096, 128256, ((layer, 32),)).words()
+        '32 layers, hidden 4096, GQA 32/8 heads of 128, gated MLP 14,336, 8.0 B parameters'
+        """
+        mixers: dict[str, int] = {}
+        widths: dict[str, int] = {}
+        for layer, count in self.kinds:
+            for part, table in ((layer.attention, mixers), (layer.cross, mixers), (layer.mlp, widths)):
+                if part is not None:
+                    table[part.words()] = table.get(part.words(), 0) + count
+        text = [f"{self.num_layers} layers", f"hidden {self.hidden}"]
+        for table in (mixers, widths):
+            only = len(table) == 1
+            text += [name if only else f"{count} x {name}" for name, count in table.items()]
+        text += [f"encoder {part.model.name}" for part in self.encoders]
+        total, active = self.params(), self.active_params()
+        text.append(f"{_count(total)} parameters")
+        if active != total:
+            text.append(f"{_count(active)} active")
+        return ", ".join(text)
+
+
+@dataclass(frozen=True)
+class Part:
+    """An encoder in front of a model: `tokens` go in for each image or clip, `tokens // merge` come out.
+
+    `projector` maps `merge` encoder vectors to one vector of the model; its matrices run once for each
+    merged token; `norm_params` are those of a norm before it.
+    """
+
+    model: Model
+    tokens: int
+    merge: int = 1
+    projector: tuple[Linear, ...] = ()
+    norm_params: int = 0
+
+    @property
+    def params(self) -> int:
+        return self.model.params() + total_params(self.projector) + self.norm_params
+
+    @property
+    def tokens_out(self) -> int:
+        """Tokens of the main model's sequence that one image takes."""
+        return self.tokens // self.merge
+
+    def flops(self, images: int = 1) -> float:
+        """FLOPs forward for so many images."""
+        inside = self.tokens * self.model.flops_per_token(self.tokens)
+        return images * (inside + self.tokens_out * total_flops(self.projector, self.tokens_out))
+
+
+def _count(number: int) -> str:
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if number >= size:
+            value = number / size
+            return f"{value:.2f} {unit}" if unit == "T" else f"{value:.{1 if value < 20 else 0}f} {unit}"
+    return str(number)

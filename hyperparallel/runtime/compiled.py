@@ -43,7 +43,7 @@ class Compiled:
         """Run one stage ("forward", "backward" or "joint") on local tensors."""
         stage: Stage = getattr(self.stages, name)
         arguments = [values[n.name] for n in stage.inputs]
-        with torch.no_grad(), _below_autograd():
+        with torch.no_grad(), below_autograd():
             return self.function(name)(*arguments)
 
     def function(self, name: str) -> Callable[..., tuple[Any, ...]]:
@@ -72,7 +72,7 @@ class Compiled:
         return [n.name for n in self.stages.forward.outputs[self.num_results :]]
 
 
-def _below_autograd() -> Any:
+def below_autograd() -> Any:
     """No view tracking and no version counting, which a program on its own local tensors never needs.
 
     Saves a third of the call cost of small ops. Buffers are updated outside. Checked on torch 2.13.

@@ -19,17 +19,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from hyperparallel.errors import PlanError, RunError, UserError
-from hyperparallel.graph.batch import call_tree, flatten
+from hyperparallel.errors import PlanError, UserError
+from hyperparallel.graph.batch import CallTree, call_tree
 from hyperparallel.graph.pipeline import Built, build
 from hyperparallel.plan.decide import pinned
 from hyperparallel.plan.plan import Plan
-from hyperparallel.runtime.batches import call_of, call_signature, local_inputs
+from hyperparallel.runtime.batches import call_of, signature
+from hyperparallel.runtime.calls import order_of_leaves, take_apart
 from hyperparallel.runtime.compiled import Compiled
-from hyperparallel.runtime.present import device_mesh, local_piece, present
+from hyperparallel.runtime.differentiable import Differentiable
+from hyperparallel.runtime.holdings import Holdings, set_parameter
+from hyperparallel.runtime.present import Presenter, local_piece
 from hyperparallel.runtime.ranks import Here
 from hyperparallel.shard.spec import make_spec
 
@@ -57,7 +59,8 @@ def parallelize(
     built = state.make(model, plan, args, kwargs)
     place(model, state, built)
     if model.training:  # else a call as it is would not be what was captured
-        state.add(state.key(model, args, kwargs), built)
+        leaves = built.captured.flatten_inputs(args, kwargs)
+        state.add(state.kind(model, built.captured.in_spec, leaves), built)
     return model
 
 
@@ -79,14 +82,14 @@ def place(model: nn.Module, state: ParallelState, built: Built) -> None:
         f"Parallel{type(model).__name__}", (ParallelModule, type(model)), {"_original": type(model)}
     )
     object.__setattr__(model, "_parallel", state)
-    object.__setattr__(model, "_parts", tuple(model.modules()))  # walking them takes longer than a look
+    object.__setattr__(model, "_holdings", Holdings())
 
 
 class ParallelModule(nn.Module):
     """Mixed into the class of a parallelized model; see `parallelize`."""
 
     _parallel: ParallelState
-    _parts: tuple[nn.Module, ...]
+    _holdings: Holdings
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run this rank's program on the global batch."""
@@ -117,15 +120,17 @@ def plain_twin(model: nn.Module) -> nn.Module:
         if p.grad is not None:
             memo[id(p.grad)] = None
     twin = copy.deepcopy(model, memo)
-    del twin.__dict__["_parallel"], twin.__dict__["_parts"]
+    del twin.__dict__["_parallel"], twin.__dict__["_holdings"]
     twin.__class__ = type(model).__dict__["_original"]
     return twin
 
 
-@dataclass
-class _Program:
-    built: Built
-    compiled: Compiled
+@dataclass(frozen=True)
+class _Known:
+    """What a kind of call runs. order: of its tensors, or None where they must be found in a tree."""
+
+    program: Differentiable
+    order: list[int] | None
 
 
 @dataclass
@@ -136,8 +141,9 @@ class ParallelState:
     compile: bool = False
     grad_outputs: Sequence[str] | None = None
     plan: Plan | None = None
-    mesh: DeviceMesh | None = None
-    programs: dict[Any, _Program] = field(default_factory=dict)
+    presenter: Presenter | None = None
+    programs: dict[Any, Differentiable] = field(default_factory=dict)
+    _known: dict[Any, _Known] = field(default_factory=dict)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParallelState:
         """A copy of the model runs the same programs; groups can't be copied."""
@@ -149,25 +155,28 @@ class ParallelState:
         """Capture a plain model and decide."""
         return build(model, plan, args, kwargs, grad_outputs=self.grad_outputs, whole_outputs=True, **more)
 
-    def add(self, key: Any, built: Built) -> None:
+    def add(self, kind: Any, built: Built) -> None:
         """Compile this rank's program for one kind of call."""
+        assert self.presenter is not None
         rank_program = built.rank_program(self.here.rank, joint=False)
         bind = self.here.binder(built.decisions.mesh, rank_program)
-        self.programs[key] = _Program(built, Compiled(rank_program, bind, self.compile))
+        compiled = Compiled(rank_program, bind, self.compile)
+        self.programs[kind] = Differentiable(built, compiled, self.here, self.presenter)
 
     def settle(self, built: Built) -> None:
         """Fix the layouts of parameters for all programs to come."""
-        self.mesh = device_mesh(built.decisions.mesh, self.here.device)
-        self.plan = pinned(built.decisions)
+        decided = built.decisions
+        self.presenter = Presenter.of(decided.mesh, decided.stored.values(), self.here.device)
+        self.plan = pinned(decided)
 
     def place(self, model: nn.Module, built: Built) -> None:
         """Replace the model's parameters by DTensors of this rank's pieces."""
-        assert self.mesh is not None
+        assert self.presenter is not None
         names: dict[int, str] = {}
         for name, parameter in list(model.named_parameters(remove_duplicate=False)):
             stored = names.setdefault(id(parameter), name)
             if stored != name:
-                _set(model, name, _get(model, stored))
+                set_parameter(model, name, model.get_parameter(stored))
                 continue
             spec = built.decisions.stored.get(name)
             if spec is None:  # the program does not use it; another one may
@@ -176,155 +185,49 @@ class ParallelState:
             local = torch.empty(piece.shape, dtype=piece.dtype, device=self.here.device)
             if not piece.is_meta:
                 local.copy_(piece)
-            placed = nn.Parameter(present(local, spec, self.mesh), parameter.requires_grad)
+            placed = nn.Parameter(self.presenter.present(local, spec, name), parameter.requires_grad)
             names[id(placed)] = name
-            _set(model, name, placed)
-
-    def key(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a program depends on: the call, the modes of all modules, what is trained."""
-        parts = model.__dict__["_parts"]
-        modes = [part.training for part in parts]
-        held = [p for part in parts for p in part._parameters.values() if p is not None]
-        params = [(p.requires_grad, p.dtype) for p in held]
-        return call_signature(args, kwargs), torch.is_grad_enabled(), tuple(modes), tuple(params)
+            set_parameter(model, name, placed)
 
     def call(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        program = self._program_for(model, args, kwargs)
-        leaves = program.built.captured.flatten_inputs(args, kwargs)
-        local = local_inputs(program.compiled.program, leaves, self.here)
-        params = [_placed(model, name) for name in program.compiled.program.params]
-        buffers = {n: model.get_buffer(n) for n in program.compiled.program.buffers}
-        run = _Run(program, local, buffers, self.mesh, self.here.rank)
-        results = _Step.apply(run, *params, *leaves)  # type: ignore[no-untyped-call]
-        names = [*program.compiled.program.outputs, *program.compiled.program.mutations]
-        outputs = dict(zip(names, results, strict=True))
-        with torch.no_grad():
-            for name in program.compiled.program.mutations:
-                model.get_buffer(name).copy_(outputs.pop(name))
-        return program.built.captured.rebuild_outputs(list(outputs.values()))
+        """The result of `model(*args, **kwargs)`."""
+        holdings: Holdings = model.__dict__["_holdings"]
+        taken = take_apart(args, kwargs)
+        key = taken.key, torch.is_grad_enabled(), holdings.look(model)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._know(model, args, kwargs, taken.leaves is not None)
+        program, leaves = known.program, taken.leaves
+        if leaves is None or known.order is None:
+            leaves = program.built.captured.flatten_inputs(args, kwargs)
+        else:
+            leaves = [leaves[place] for place in known.order]
+        params, buffers = holdings.tensors(model, program, program.params, program.buffers)
+        return program.call(params, buffers, leaves)
 
-    def _program_for(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Program:
-        key = self.key(model, args, kwargs)
-        if key not in self.programs:
+    def kind(self, model: nn.Module, call: CallTree, leaves: Sequence[Tensor]) -> Any:
+        """What a program depends on: the call, the modes of all modules, what is trained."""
+        looked = model.__dict__["_holdings"].look(model)
+        return signature(leaves), call.tree.outline(), torch.is_grad_enabled(), looked
+
+    def _know(
+        self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], is_flat: bool
+    ) -> _Known:
+        """Find or build the program of a call that was not seen before in this spelling."""
+        twin = plain_twin(model)
+        tree, leaves = call_tree(twin, args, kwargs)
+        kind = self.kind(model, tree, leaves)
+        if kind not in self.programs:
             assert self.plan is not None
-            leaves = flatten((tuple(args), dict(kwargs)))[1]
             train = torch.is_grad_enabled() and any(x.requires_grad for x in (*model.parameters(), *leaves))
-            twin = plain_twin(model)
-            plan = _without_absent(self.plan, call_tree(twin, args, kwargs)[0].paths())
-            self.add(key, self.make(twin, plan, args, kwargs, train=train, as_is=True))
-        return self.programs[key]
+            plan = _without_absent(self.plan, tree.paths())
+            self.add(kind, self.make(twin, plan, args, kwargs, train=train, as_is=True))
+        program = self.programs[kind]
+        order = order_of_leaves(program.built.captured.in_spec, args, kwargs) if is_flat else None
+        return _Known(program, order)
 
 
 def _without_absent(plan: Plan, inputs: Sequence[str]) -> Plan:
     """The plan for a call that need not have all inputs of the first one."""
     there = {p: x for p, x in plan.inputs.items() if any(fnmatchcase(name, p) for name in inputs)}
     return replace(plan, inputs=there)
-
-
-def _placed(model: nn.Module, name: str) -> DTensor:
-    parameter = model.get_parameter(name)
-    if not isinstance(parameter, DTensor):
-        raise UserError(f"parameter {name}", "a plain tensor", "the DTensor that parallelize put there")
-    return parameter
-
-
-@dataclass
-class _Run:
-    """One forward on its way to its backward."""
-
-    program: _Program
-    inputs: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    mesh: DeviceMesh | None
-    rank: int
-
-
-class _Step(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, run: _Run, *tensors: Any) -> tuple[Any, ...]:
-        compiled = run.program.compiled
-        program, stages = compiled.program, compiled.stages
-        specs = [p._spec for p in tensors[: len(program.params)]]
-        params = [p._local_tensor for p in tensors[: len(program.params)]]
-        values = {**run.inputs, **dict(zip(program.params.values(), params, strict=True))}
-        values |= {program.buffers[name]: x for name, x in run.buffers.items()}
-        values |= compiled.constants(run.buffers)
-        results = compiled.run("forward", values)
-        saved = dict(zip(compiled.saved_names(), results[compiled.num_results :], strict=True))
-        wanted = {n.name for n in stages.backward.inputs}
-        ctx.values = {**{k: v for k, v in values.items() if k in wanted}, **saved}
-        ctx.run, ctx.specs = run, specs
-        # A DTensor counts changes by torch ops, its local tensor those made on that (TrainStep).
-        kept = [name in wanted for name in program.params.values()]
-        ctx.kept = [x for pair in zip(tensors, params, kept, strict=False) if pair[2] for x in pair[:2]]
-        ctx.versions = [x._version for x in ctx.kept]
-        ctx.set_materialize_grads(False)
-        named = _named_results(run, results)
-        ctx.kinds = [(x.dtype, x.device) for _, x in named]
-        presented = tuple(_result(run, name, x) for name, x in named)
-        updates = presented[len(program.outputs) :]
-        fixed = (x for x in presented if not (x.is_floating_point() or x.is_complex()))
-        ctx.mark_non_differentiable(*updates, *fixed)
-        return presented
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        run, values = ctx.run, ctx.values
-        compiled = run.program.compiled
-        program = compiled.program
-        if values is None:
-            raise RunError("backward through a parallelized model twice: its saved values were freed")
-        if ctx.versions != [x._version for x in ctx.kept]:
-            raise RunError("a parameter was changed in place between forward and backward")
-        for path, grad, (dtype, device) in zip(program.outputs, grads, ctx.kinds, strict=False):
-            if path in program.tangents:
-                values[program.tangents[path]] = _tangent(grad, path, run, dtype, device)
-            elif grad is not None:
-                known = ", ".join(program.tangents)
-                raise UserError(
-                    "gradient", f"one of the result {path!r}", f"gradients of {known}",
-                    f"parallelize(..., grad_outputs={[*program.tangents, path]})",
-                )  # fmt: skip
-        results = compiled.run("backward", values)
-        ctx.values = None
-        by_name = dict(zip(program.grads, results, strict=False))
-        param_grads = []
-        for name, spec in zip(program.params, ctx.specs, strict=True):
-            grad = by_name.get(name)
-            # The constructor that from_local ends in, with the parameter's own spec (torch 2.13).
-            param_grads.append(None if grad is None else DTensor(grad, spec, requires_grad=False))
-        by_input = dict(zip(program.input_grads, results[len(program.grads) :], strict=True))
-        return None, *param_grads, *(by_input.get(path) for path in program.inputs)
-
-
-def _named_results(run: _Run, results: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-    program = run.program.compiled.program
-    return list(zip([*program.outputs, *program.mutations], results, strict=False))
-
-
-def _result(run: _Run, name: str, local: Tensor) -> Tensor:
-    spec = run.program.compiled.program.output_specs.get(name)
-    if spec is None or spec.is_whole():
-        return local
-    assert run.mesh is not None
-    return present(local, spec, run.mesh)
-
-
-def _tangent(grad: Any, path: str, run: _Run, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An output's incoming gradient as the local piece that the backward expects."""
-    built = run.program.built
-    spec = built.decisions.sources[built.workload.tangents[path]]
-    if grad is None:
-        grad = torch.zeros((), dtype=dtype, device=device).expand(spec.shape)
-    if isinstance(grad, DTensor):
-        grad = grad.full_tensor()
-    return local_piece(grad, spec, run.rank)
-
-
-def _get(model: nn.Module, name: str) -> nn.Parameter:
-    return model.get_parameter(name)
-
-
-def _set(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    owner, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(owner), leaf, parameter)

@@ -7,7 +7,7 @@ agree. Without either, all ranks are one `dp` axis.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,10 @@ def read_request(
     written = parse_overrides(overrides)
     for key in given.keys() & written.keys():
         raise UserError("override", f"{key}={written[key]}", f"{key} only once")
-    return Request(recipe, make_config({**recipe.fields, **given, **written}), settled)
+    config = make_config({**recipe.fields, **given, **written})
+    compute = config.compute or settled.compute  # either may ask for it; both then say so
+    config = config.model_copy(update={"compute": compute})
+    return Request(recipe, config, replace(settled, compute=compute))
 
 
 def settle_plan(

@@ -126,7 +126,7 @@ def check_losses(job: Job, result: TrainResult) -> None:
     together = result.losses[: len(alone)]
     differences = [abs(a - b) / abs(a) for a, b in zip(alone, together, strict=True)]
     worst = math.nan if any(map(math.isnan, differences)) else max(differences)
-    allowed = TOLERANCE[job.config.dtype]
+    allowed = TOLERANCE[job.plan.compute or job.config.dtype]
     said = f"{len(alone)} steps on one device: largest relative difference {worst:.1e}"
     if not worst <= allowed:
         raise RunError(f"{said}, allowed {allowed:.0e}: the sharded run is not the same run")

@@ -15,6 +15,7 @@ from hyperparallel.plan.report import (
     layout_names,
     mesh_lines,
     parameter_rows,
+    precision_lines,
 )
 from hyperparallel.plan.words import axes_words, bytes_words, layout_words
 
@@ -30,7 +31,7 @@ def print_derived(derived: Derived) -> None:
         console = Console(highlight=False, width=PIPE_WIDTH)
     console.print(Text(derived.summary()))
     console.print(Text(f"plan {derived.plan_hash}, model {derived.model_hash}", "dim"))
-    for line in mesh_lines(derived):
+    for line in (*precision_lines(derived), *mesh_lines(derived)):
         console.print(Text(line))
     console.print(parameter_table(derived))
     for what, layouts in (("batch", derived.inputs), ("results", derived.outputs)):
@@ -52,7 +53,7 @@ def parameter_table(derived: Derived) -> Table:
 def communication_table(derived: Derived) -> Table:
     """Collectives of a step by phase and place."""
     title = "collectives per step (bytes are what one rank receives)"
-    table = _table(title, "phase", "collective", "over", "count", "bytes", "where", "why")
+    table = _table(title, "phase", "collective", "over", "count", "bytes", "dtype", "where", "why")
     for row in communication_rows(derived):
         table.add_row(*_communication_cells(row))
     return table
@@ -75,4 +76,4 @@ def _parameter_cells(row: ParameterRow, colour: str) -> list[Text]:
 def _communication_cells(row: CommunicationRow) -> list[Text]:
     where = row.module or ", ".join(row.values[:3])
     cells = [row.phase, row.kind, axes_words(row.axes), str(row.count)]
-    return [Text(cell) for cell in (*cells, bytes_words(row.step_bytes), where, row.reason)]
+    return [Text(cell) for cell in (*cells, bytes_words(row.step_bytes), row.dtype, where, row.reason)]

@@ -28,6 +28,9 @@ def train(
     run_folder: Annotated[
         Path | None, typer.Option(help="Where the run's files go; an old one is resumed.")
     ] = None,
+    compute: Annotated[
+        str | None, typer.Option(help="bfloat16: mixed precision, summed over ranks in float32.")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare the losses with a short single-device run.")
     ] = False,
@@ -35,7 +38,8 @@ def train(
     """Train a model on many ranks from one command."""
     from hyperparallel.cli.request import read_request
 
-    options = {"data": data, "tokenizer": tokenizer, "steps": steps, "run_folder": run_folder}
+    options: dict[str, object] = {"compute": compute}
+    options |= {"data": data, "tokenizer": tokenizer, "steps": steps, "run_folder": run_folder}
     request = read_request(
         model, mesh=mesh, plan=plan, overrides=fields or [], devices=devices, options=options
     )

@@ -178,7 +178,7 @@ class Derived:
                     why = "small results travel together"
                 lines.append(
                     f"  {item.phase}: {times}{item.kind} over {axes_words(item.axes)}, "
-                    f"{bytes_words(item.num_bytes)} of {what}: {why}"
+                    f"{bytes_words(item.num_bytes)} ({item.dtype}) of {what}: {why}"
                 )
         return lines or ["  no communication of its own"]
 

@@ -117,7 +117,7 @@ def _collectives(rows: list[CommunicationRow], mesh: Mesh | None) -> str:
             f'<td class="shape">{escape(axes_words(row.axes))} '
             f'<span class="faint">({ranks} ranks)</span></td>'
             f'<td class="number">{row.count}</td>'
-            f'<td class="number">{bytes_words(row.step_bytes)}'
+            f'<td class="number">{bytes_words(row.step_bytes)} <span class="faint">{row.dtype}</span>'
             f'<div class="bar" style="width:{100 * row.step_bytes / most:.0f}%"></div></td>'
             f'<td class="name">{escape(where)}</td><td>{escape(row.reason)}</td></tr>'
         )

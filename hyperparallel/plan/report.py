@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hyperparallel.plan.derived import Communication, Derived, ParamLayout, Phase
+from hyperparallel.plan.plan import Plan
 from hyperparallel.plan.words import (
     axes_words,
     bytes_words,
@@ -19,6 +20,7 @@ from hyperparallel.plan.words import (
     layout_words,
     mesh_words,
 )
+from hyperparallel.shard.prices import SMALL_FLOATS
 
 T = TypeVar("T")
 PHASES: tuple[Phase, ...] = ("forward", "backward", "update")
@@ -49,7 +51,7 @@ class ParameterRow:
 
 @dataclass(frozen=True)
 class CommunicationRow:
-    """Collectives of one kind, axes and phase for one place of the model, over one step."""
+    """Collectives of one kind, axes, dtype and phase for one place of the model, over one step."""
 
     kind: str
     axes: tuple[str, ...]
@@ -59,6 +61,7 @@ class CommunicationRow:
     reason: str
     count: int
     step_bytes: int
+    dtype: str
 
 
 def parameter_rows(derived: Derived) -> list[ParameterRow]:
@@ -83,11 +86,11 @@ def parameter_rows(derived: Derived) -> list[ParameterRow]:
 
 
 def communication_rows(derived: Derived, *, by_module: bool = True) -> list[CommunicationRow]:
-    """Collectives by phase, kind and axes; `by_module=False` adds up over the model."""
+    """Collectives by phase, kind, axes and dtype; `by_module=False` adds up over the model."""
 
     def key(item: Communication) -> Hashable:
         place = (fold(item.module), fold(item.reason)) if by_module else None
-        return item.kind, item.axes, place
+        return item.kind, item.axes, item.dtype, place
 
     return [
         CommunicationRow(
@@ -99,6 +102,7 @@ def communication_rows(derived: Derived, *, by_module: bool = True) -> list[Comm
             reason=fold(group[0].reason) if by_module else "",
             count=sum(item.count for item in group),
             step_bytes=sum(item.step_bytes for item in group),
+            dtype=group[0].dtype,
         )
         for phase in PHASES
         for group in _grouped((c for c in derived.communications if c.phase == phase), key)
@@ -117,7 +121,8 @@ def layout_names(derived: Derived) -> list[str]:
 
 def text_report(derived: Derived) -> str:
     """The plan in words: layouts of parameters and batch, then collectives with bytes per step."""
-    lines = [derived.summary(), f"plan {derived.plan_hash}, model {derived.model_hash}", ""]
+    lines = [derived.summary(), f"plan {derived.plan_hash}, model {derived.model_hash}"]
+    lines += [*precision_lines(derived), ""]
     rows = parameter_rows(derived)
     width = max((len(row.title) for row in rows), default=0)
     lines.append("parameters (* = declared by the plan, the rest follows)")
@@ -140,9 +145,23 @@ def communication_lines(derived: Derived) -> list[str]:
     for row in rows:
         what = f"{row.count:>4} x {row.kind} over {axes_words(row.axes)}"
         lines.append(
-            f"  {row.phase:<8} {what:<32} {bytes_words(row.step_bytes):>8}  "
+            f"  {row.phase:<8} {what:<32} {bytes_words(row.step_bytes):>8} {row.dtype:<8}  "
             f"{row.module or ', '.join(row.values[:3])}: {row.reason}"
         )
+    return lines
+
+
+def precision_lines(derived: Derived) -> list[str]:
+    """What is computed and what is summed in which dtype, where the plan says it."""
+    if not derived.plan:
+        return []
+    plan = Plan.from_yaml(derived.plan)
+    own = "their own dtype" if plan.reduce == "bfloat16" else plan.reduce
+    lines = []
+    if plan.compute:
+        lines = [f"computed in {plan.compute}; parameters and their gradients keep their dtype"]
+    if plan.compute or any(p.dtype in SMALL_FLOATS for p in derived.params):
+        lines.append(f"16-bit floats are summed over ranks in {own}")
     return lines
 
 

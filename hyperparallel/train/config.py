@@ -23,6 +23,7 @@ class TrainConfig(BaseModel):
 
     model: str = Field("llama-10m", description="recipe name, or path of a Hugging Face config")
     dtype: Literal["float32", "bfloat16", "float64"] = Field("float32", description="parameters")
+    compute: Literal["bfloat16"] | None = Field(None, description="mixed precision; none: as dtype")
     seed: int = Field(0, ge=0, description="of weights, data order and dropout")
 
     data: Path | None = Field(None, description="file or folder; none: the standard library")

@@ -74,7 +74,8 @@ def single_device_losses(job: Job, steps: int) -> list[float]:
     """Losses of the first `steps` steps of a job, run by the plain module on one device."""
     config = job.config
     model = make_model(job).train()
-    step = SingleDeviceStep(model, adamw(config, list(model.named_parameters())), config.clip_norm)
+    optimizer = adamw(config, list(model.named_parameters()))
+    step = SingleDeviceStep(model, optimizer, config.clip_norm, job.plan.compute)
     batches = make_batches(job)
     losses = []
     for number in range(min(steps, config.steps)):

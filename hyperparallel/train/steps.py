@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from hyperparallel.graph.precision import computing
 from hyperparallel.runtime.checkpoint_index import Index
 from hyperparallel.runtime.checkpoint_model import (
     bare_path,
@@ -85,17 +86,22 @@ class _OptimizerStep:
 
 
 class SingleDeviceStep(_OptimizerStep):
-    """A plain module whose result has a `loss`, trained on one device."""
+    """A plain module whose result has a `loss`, trained on one device; compute: as of a `Plan`."""
 
     def __init__(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None = None
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None = None,
+        compute: str | None = None,
     ) -> None:
         super().__init__(module, dict(module_parameters(module)), optimizer)
-        self.clip_norm = clip_norm
+        self.clip_norm, self.compute = clip_norm, compute
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
         self.optimizer.zero_grad(set_to_none=True)
-        result = self.module(**batch)
+        with computing(self.compute, next(iter(batch.values())).device.type):
+            result = self.module(**batch)
         loss = result["loss"] if isinstance(result, Mapping) else result.loss
         loss.backward()
         norm = math.nan

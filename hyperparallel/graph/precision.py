@@ -56,11 +56,21 @@ def check_compute(compute: str | None, params: Mapping[str, Tensor]) -> None:
         raise PlanError("compute", compute, f"None, since {wide} is float64", "float32 parameters, or None")
 
 
-def check_autocast(compute: str | None, device_type: str) -> None:
-    """`UserError` for calling a program under an autocast that it was not built for."""
-    if torch.is_autocast_enabled(device_type) and compute is None:
-        given = f"torch.autocast({device_type!r}) around a parallelized model"
-        raise UserError("autocast", given, "a plan that says so", 'Plan(..., compute="bfloat16")')
+def without_autocast(compute: str | None, device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """What surrounds a program, whose casts are written out: no autocast, whatever the caller's loop has.
+
+    Raises `UserError` for an autocast other than the one that the program was built for.
+    """
+    if not torch.is_autocast_enabled(device_type):
+        return _NOTHING
+    asked = str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
+    if asked != compute:
+        given = f"torch.autocast({device_type!r}, torch.{asked}) around a model with compute={compute!r}"
+        raise UserError("autocast", given, "what the plan says", 'Plan(..., compute="bfloat16")')
+    return torch.autocast(device_type, enabled=False)
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 class _InFloat32(TorchFunctionMode):

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from hyperparallel.errors import PlanError, UserError
 from hyperparallel.graph.batch import CallTree, call_tree
 from hyperparallel.graph.pipeline import Built, build
+from hyperparallel.graph.precision import without_autocast
 from hyperparallel.plan.decide import pinned
 from hyperparallel.plan.plan import Plan
 from hyperparallel.runtime.batches import call_of, signature
@@ -93,7 +94,10 @@ class ParallelModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run this rank's program on the global batch."""
-        return self._parallel.call(self, args, kwargs)
+        state = self._parallel
+        assert state.plan is not None
+        with without_autocast(state.plan.compute, state.here.device.type):
+            return state.call(self, args, kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As of any module; whole plain tensors are cut to this rank's pieces."""

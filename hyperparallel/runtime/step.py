@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from hyperparallel.errors import PlanError
 from hyperparallel.graph.batch import flatten
 from hyperparallel.graph.pipeline import build
+from hyperparallel.graph.precision import without_autocast
 from hyperparallel.plan.plan import Plan
 from hyperparallel.runtime import collectives
 from hyperparallel.runtime.batches import call_of, signature
@@ -78,6 +79,7 @@ class TrainStep:
             raise PlanError("clip", clip, "a norm above 0, or None")
         self.shifted = _shifts_labels(model)
         self.loss, self.accumulate, self.clip, self.compile = loss, accumulate, clip, compile
+        self.compute = plan.compute
         self.here = here or Here.in_job(plan.mesh)
         self.defer = accumulate > 1 and (plan.fsdp is None or plan.zero == 1)
         self.model = model
@@ -111,6 +113,10 @@ class TrainStep:
 
     def gradients(self, batch: Any) -> Tensor:
         """Set `.grad` of the local parameters from a global batch; returns the loss (0-dim tensor)."""
+        with without_autocast(self.compute, self.here.device.type):
+            return self._gradients(batch)
+
+    def _gradients(self, batch: Any) -> Tensor:
         micros = split_batch(batch, self.accumulate)
         weights = micro_weights(micros, self.shifted)
         totals: dict[Any, tuple[JointProgram, list[Tensor]]] = {}

@@ -40,6 +40,10 @@ class ClusterError(UserError):
     """A machine description that is incomplete, impossible, or not divisible as asked."""
 
 
+class ModelError(UserError):
+    """A model description that lacks a key, holds an impossible value, or is of an unknown family."""
+
+
 class CaptureError(UserError):
     """A model that cannot be turned into a graph; the message names the user's line."""
 

@@ -1,5 +1,9 @@
 """What the machine looks like, free of torch."""
 
+from hyperparallel.cluster.cluster import Cluster
+from hyperparallel.cluster.device import Device, Gemm
+from hyperparallel.cluster.fabric import Fabric
 from hyperparallel.cluster.rates import Rates
+from hyperparallel.cluster.tiers import Tier
 
-__all__ = ["Rates"]
+__all__ = ["Cluster", "Device", "Fabric", "Gemm", "Rates", "Tier"]

@@ -1,0 +1,109 @@
+"""NVIDIA nodes of 8 GPUs on InfiniBand: A100, H100, and the H800 of DeepSeek-V3.
+
+Peaks are dense: the data sheets' figures "with sparsity" halved. NVLink figures of the data sheets count both
+directions and are halved. The InfiniBand tier has size 1 in these functions; `preset(name, n)` grows it.
+
+Inferred, for want of a published figure: `Gemm.peak` (big cuBLAS products hold 85-90 % of peak on A100 and
+70-78 % on H100, whose clock drops under load), `launch_s`, link latencies (NCCL's own model,
+src/graph/tuning.cc, has 0.6-1 us a NVLink hop and 5-14 us for the network with its simple protocol; see each
+tier), and what one GPU sees of the node's SSDs.
+`collective_units` says how many SMs collectives take; what compute loses beside them is that share of the
+SMs, so `comm_slowdown` (anything beyond it) is 1. On A100 and H100 compute next to collectives has been
+measured 19 % slower on average (arXiv 2507.03114), which the SMs taken (18 %) explain.
+"""
+
+from __future__ import annotations
+
+from hyperparallel.cluster.cluster import Cluster
+from hyperparallel.cluster.device import Device, Gemm
+from hyperparallel.cluster.fabric import Fabric
+from hyperparallel.cluster.tiers import Tier
+
+_H100_SHEET = "NVIDIA H100 Tensor Core GPU data sheet (SXM5)"
+_DGX_H100 = "NVIDIA DGX H100 user guide"
+
+H100_SXM = Device(
+    name="h100-sxm",
+    peak_flop_s={
+        "bf16": 989.4e12,
+        "fp16": 989.4e12,
+        "fp8": 1978.9e12,
+        "tf32": 494.7e12,
+        "fp32": 66.9e12,
+        "int8": 1978.9e12,
+    },
+    memory_bytes_s=3.35e12,
+    launch_s=3e-6,
+    units=132,
+    collective_units=24,  # NCCL takes 16 to 32 channels of one SM each on NVLink; DeepSeek-V3 sets 20 aside
+    gemm=Gemm(peak=0.75, tile_m=128, tile_n=256, half_k=64),
+    source=f"{_H100_SHEET}; H100 architecture white paper (132 SMs); gemm and launch inferred",
+)
+
+A100_SXM = Device(
+    name="a100-sxm-80gb",
+    peak_flop_s={"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12, "int8": 624e12},
+    memory_bytes_s=2.039e12,
+    launch_s=4e-6,
+    units=108,
+    collective_units=20,  # inferred: NCCL opens up to 24 channels on 12 NVLinks
+    gemm=Gemm(peak=0.88, tile_m=128, tile_n=256, half_k=64),
+    source="NVIDIA A100 80GB data sheet; A100 white paper (108 SMs); gemm and launch inferred",
+)
+
+
+def a100(nodes: int = 1) -> Cluster:
+    """DGX A100 80 GB: 8 GPUs on NVSwitch, 8 x 200 Gb/s HDR InfiniBand."""
+    memory = (
+        Tier("device", 80e9, 2.039e12, 2.039e12, source="A100 80GB data sheet: 80 GB HBM2e, 2,039 GB/s"),
+        Tier(
+            "host", 2e12, 25e9, 25e9, shared_by=8, total_bytes_s=100e9, latency_s=1e-5,
+            source="DGX A100 user guide: 2 TB, PCIe 4.0 x16 (31.5 GB/s, about 25 in practice); two GPUs "
+            "share one switch uplink",
+        ),
+        Tier(
+            "disk", 30e12, 12e9, 6e9, shared_by=8, total_bytes_s=24e9, latency_s=1e-4,
+            source="DGX A100 user guide: 8 x 3.84 TB NVMe; rates inferred from PCIe 4.0 x4 drives",
+        ),
+    )  # fmt: skip
+    fabric = (
+        Fabric("nvlink", "switch", (8,), 300e9, 2e-6,
+               source="A100 data sheet: NVLink 600 GB/s both ways; latency inferred"),
+        Fabric("infiniband", "switch", (nodes,), 25e9, 8e-6,
+               source="DGX A100: one 200 Gb/s HDR port per GPU; latency inferred"),
+    )  # fmt: skip
+    return Cluster("a100", A100_SXM, memory, fabric)
+
+
+def h100(nodes: int = 1) -> Cluster:
+    """DGX H100: 8 GPUs on NVSwitch, 8 x 400 Gb/s NDR InfiniBand, rail-optimised without oversubscription."""
+    return Cluster("h100", H100_SXM, _hopper_memory(), _hopper_fabric(nodes, 450e9, True, _H100_SHEET))
+
+
+def h800(nodes: int = 1) -> Cluster:
+    """H800 nodes as DeepSeek-V3 was trained on: NVLink cut to 400 GB/s both ways, 8 x 400 Gb/s InfiniBand."""
+    source = "DeepSeek-V3 hardware paper, arXiv 2505.09343: H800 NVLink 400 GB/s both ways"
+    return Cluster("h800", H100_SXM, _hopper_memory(), _hopper_fabric(nodes, 200e9, False, source))
+
+
+def _hopper_memory() -> tuple[Tier, ...]:
+    return (
+        Tier("device", 80e9, 3.35e12, 3.35e12, source=f"{_H100_SHEET}: 80 GB HBM3, 3.35 TB/s"),
+        Tier(
+            "host", 2e12, 55e9, 55e9, shared_by=8, total_bytes_s=440e9, latency_s=1e-5,
+            source=f"{_DGX_H100}: 2 TB, PCIe 5.0 x16 per GPU (63 GB/s, about 55 in practice)",
+        ),
+        Tier(
+            "disk", 30e12, 12e9, 6e9, shared_by=8, total_bytes_s=48e9, latency_s=1e-4,
+            source=f"{_DGX_H100}: 8 x 3.84 TB NVMe; rates inferred from PCIe 4.0 x4 drives",
+        ),
+    )  # fmt: skip
+
+
+def _hopper_fabric(nodes: int, nvlink_bytes_s: float, sharp: bool, source: str) -> tuple[Fabric, ...]:
+    return (
+        Fabric("nvlink", "switch", (8,), nvlink_bytes_s, 2e-6, in_network_reduction=sharp,
+               source=f"{source}; latency inferred"),
+        Fabric("infiniband", "switch", (nodes,), 50e9, 8e-6,
+               source=f"{_DGX_H100}: one 400 Gb/s port (ConnectX-7) per GPU; latency inferred"),
+    )  # fmt: skip

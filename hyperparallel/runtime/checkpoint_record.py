@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard  # checked on torch 2.13
 
 from hyperparallel.errors import CheckpointError
 from hyperparallel.layout import Layout, Mesh
+from hyperparallel.runtime.orders import is_said_by_strides, order_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +75,17 @@ def as_local(name: str, value: Value) -> Local:
     device_mesh = value.device_mesh
     names = device_mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(device_mesh.ndim))
     mesh = Mesh(tuple(device_mesh.mesh.shape), names, tuple(device_mesh.mesh.flatten().tolist()))
-    dims: list[tuple[str, ...]] = [() for _ in value.shape]
+    factors: list[list[tuple[str, int]]] = [[] for _ in value.shape]
     for axis, placement in zip(names, value.placements, strict=True):
-        if type(placement) is Shard:  # not its strided subclass, whose borders differ
-            dims[placement.dim] += (axis,)
+        if isinstance(placement, (Shard, _StridedShard)):
+            factors[placement.dim].append((axis, getattr(placement, "split_factor", 1)))
         elif not isinstance(placement, Replicate):
             raise CheckpointError(name, str(placement), "Shard or Replicate", "a redistributed one")
-    return Local(value.to_local().detach(), mesh(*dims), tuple(value.shape))
+    dims = [order_of(mesh, found) for found in factors]
+    for axes, size in zip(dims, value.shape, strict=True):
+        if axes is None or not is_said_by_strides(mesh, axes, size):
+            raise CheckpointError(name, str(value.placements), "one run of rows on every rank")
+    return Local(value.to_local().detach(), mesh(*(axes or () for axes in dims)), tuple(value.shape))
 
 
 def _piece(name: str, value: Value, rank: int, world: int) -> Piece:

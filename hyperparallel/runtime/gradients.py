@@ -47,7 +47,8 @@ def hand_over(
 
     grads: local pieces, this function's to keep. edges: the node and input that each would go to.
     """
-    by_engine = torch.is_grad_enabled()  # create_graph
+    device = next((grad.device.type for grad in grads if grad is not None), "")
+    by_engine = torch.is_grad_enabled() or device != "cpu"  # create_graph, or streams to wait for
     returned: list[DTensor | None] = []
     for parameter, grad, edge in zip(parameters, grads, edges, strict=False):
         if grad is None:
@@ -70,7 +71,7 @@ def _is_plain(parameter: DTensor, grad: Tensor, node: Any) -> bool:
         return False
     if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
         return False
-    if grad.device.type != "cpu" or grad.dtype != parameter._local_tensor.dtype:
+    if not parameter.requires_grad or grad.dtype != parameter._local_tensor.dtype:
         return False
     try:
         return torch._C._will_engine_execute_node(node)

@@ -12,9 +12,10 @@ the model's own. What layers are made of stands in layer.py, attention.py, recur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from hyperparallel.workload.attention import Attention
 from hyperparallel.workload.layer import NORM_VECTORS, Layer, LayerParams, Norm
@@ -22,7 +23,7 @@ from hyperparallel.workload.linear import Linear, total_flops, total_params
 from hyperparallel.workload.mlp import Mlp, Moe
 from hyperparallel.workload.recurrent import StateSpace
 
-__all__ = ["Attention", "Layer", "LayerParams", "Linear", "Mlp", "Model", "Moe", "Part", "StateSpace"]
+__all__ = ["Attention", "Layer", "LayerParams", "Linear", "Mlp", "Model", "Moe", "Part", "StateSpace", "runs"]
 
 
 @dataclass(frozen=True)
@@ -209,3 +210,12 @@ def _count(number: int) -> str:
             value = number / size
             return f"{value:.2f} {unit}" if unit == "T" else f"{value:.{1 if value < 20 else 0}f} {unit}"
     return str(number)
+
+
+def runs(layers: Iterable[Layer]) -> tuple[tuple[Layer, int], ...]:
+    """Layers one by one, joined to runs of equal neighbours.
+
+    >>> [count for _, count in runs([Layer(norms=1), Layer(norms=1), Layer(norms=2)])]
+    [2, 1]
+    """
+    return tuple((layer, len(tuple(run))) for layer, run in groupby(layers))

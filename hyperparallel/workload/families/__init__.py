@@ -1,0 +1,1 @@
+"""Readers of published model configurations, one file for each kind of network."""

@@ -1,0 +1,1 @@
+"""Regions: the user's own per-rank code inside a program that is otherwise derived."""

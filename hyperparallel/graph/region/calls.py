@@ -1,0 +1,145 @@
+"""What code inside a region can ask and do: where it is, and collectives along mesh axes.
+
+All are functional and differentiable (the gradient is the transpose; sums and averages only). An axis is
+a name or a tuple of names, outermost first: the group is the ranks that differ from this one only along
+them. Sizes may differ from rank to rank. On one rank (an axis of size one) a collective hands back its
+operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyperparallel.errors import UserError
+from hyperparallel.graph.region.seat import Seat, seat
+
+Axis = str | Sequence[str]
+REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
+
+
+def axis_index(axis: Axis) -> int:
+    """This rank's position along an axis, from 0: a plain number, good for arithmetic and slicing.
+
+    Ranks may compute differently by it; they must call the same collectives.
+    """
+    here = seat()
+    return here.index(here.axes(axis))
+
+
+def axis_size(axis: Axis) -> int:
+    """The number of ranks along an axis."""
+    here = seat()
+    return len(here.members(here.axes(axis)))
+
+
+def all_reduce(x: Tensor, axis: Axis, op: str = "sum") -> Tensor:
+    """The reduction of all members' `x`, on every member; op: sum, avg, max, min or prod."""
+    here, axes = _call("all_reduce", x, axis, op)
+    if len(here.members(axes)) == 1:
+        return x
+    shapes = here.shapes(("all_reduce", axes, op), axes, x)
+    _agree(here, "all_reduce", shapes, None)
+    return here.run("all_reduce", x, axes, op)
+
+
+def all_gather(x: Tensor, axis: Axis, dim: int = 0) -> Tensor:
+    """All members' `x`, joined along `dim` in the order of the axis; other dims must be equal."""
+    here, axes = _call("all_gather", x, axis)
+    dim = _dim(here, "all_gather", x, dim)
+    if len(here.members(axes)) == 1:
+        return x
+    shapes = here.shapes(("all_gather", axes, dim), axes, x)
+    _agree(here, "all_gather", shapes, dim)
+    sizes = [shape[dim] for shape in shapes]
+    return here.run("all_gather", x, axes, dim, sizes, here.index(axes))
+
+
+def reduce_scatter(x: Tensor, axis: Axis, dim: int = 0, op: str = "sum") -> Tensor:
+    """This member's piece along `dim` of the reduction of all members' `x`.
+
+    Pieces are those of a layout: ceil(n / members) each, the last ones smaller or empty.
+    """
+    here, axes = _call("reduce_scatter", x, axis, op)
+    dim = _dim(here, "reduce_scatter", x, dim)
+    if len(here.members(axes)) == 1:
+        return x
+    shapes = here.shapes(("reduce_scatter", axes, dim, op), axes, x)
+    _agree(here, "reduce_scatter", shapes, None)
+    sizes = pieces(x.shape[dim], len(shapes))
+    return here.run("reduce_scatter", x, axes, dim, sizes, here.index(axes), op)
+
+
+def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor:
+    """Piece i along `split_dim` goes to member i; those received are joined along `concat_dim`."""
+    here, axes = _call("all_to_all", x, axis)
+    split_dim, concat_dim = (_dim(here, "all_to_all", x, d) for d in (split_dim, concat_dim))
+    if len(here.members(axes)) == 1:
+        return x
+    shapes = here.shapes(("all_to_all", axes, split_dim, concat_dim), axes, x)
+    _agree(here, "all_to_all", shapes, concat_dim)
+    count, index = len(shapes), here.index(axes)
+    split = pieces(x.shape[split_dim], count)
+    concat = [shape[concat_dim] for shape in shapes]
+    if split_dim == concat_dim:
+        concat = [pieces(n, count)[index] for n in concat]
+    return here.run("all_to_all", x, axes, split_dim, split, concat_dim, concat, index)
+
+
+def ppermute(x: Tensor, axis: Axis, perm: int | Sequence[tuple[int, int]]) -> Tensor:
+    """Send `x` along (from, to) pairs of positions on the axis; zeros where nothing arrives.
+
+    perm: the pairs, each position at most once as sender and once as receiver; or a number of steps
+    around the ring (1: everyone gets the `x` of the one before).
+    """
+    here, axes = _call("ppermute", x, axis)
+    count = len(here.members(axes))
+    if isinstance(perm, int):
+        perm = [(i, (i + perm) % count) for i in range(count)]
+    sends = [(int(a), int(b)) for a, b in perm]
+    for side in zip(*sends, strict=True):
+        if len(set(side)) != len(side) or not all(0 <= i < count for i in side):
+            allowed = f"pairs of positions below {count}, each once as sender and once as receiver"
+            raise UserError(f"perm of ppermute in {here.region}", perm, allowed)
+    if count == 1:
+        return x if sends else torch.zeros_like(x)
+    shapes = here.shapes(("ppermute", axes, tuple(sends)), axes, x)
+    source = {target: a for a, target in sends}.get(here.index(axes), here.index(axes))
+    flat = [member for pair in sends for member in pair]
+    return here.run("permute", x, axes, flat, list(shapes[source]))
+
+
+def pieces(size: int, count: int) -> list[int]:
+    """How a layout cuts `size` elements in `count`.
+
+    >>> pieces(5, 4)
+    [2, 2, 1, 0]
+    """
+    chunk = -(-size // count)
+    return [max(0, min(chunk, size - i * chunk)) for i in range(count)]
+
+
+def _call(name: str, x: Any, axis: Axis, op: str = "sum") -> tuple[Seat, tuple[str, ...]]:
+    here = seat()
+    if not isinstance(x, Tensor):
+        raise UserError(f"{name} in {here.region}", type(x).__name__, "a tensor")
+    if op not in REDUCE_OPS:
+        raise UserError(f"op of {name} in {here.region}", op, "one of " + ", ".join(REDUCE_OPS))
+    return here, here.axes(axis)
+
+
+def _dim(here: Seat, name: str, x: Tensor, dim: int) -> int:
+    if not -x.dim() <= dim < x.dim():
+        raise UserError(f"dim of {name} in {here.region}", dim, f"a dim of a tensor of {x.dim()} dims")
+    return dim % x.dim()
+
+
+def _agree(here: Seat, name: str, shapes: Sequence[tuple[int, ...]], free: int | None) -> None:
+    """All members' operands must be alike, but for the dim along which they are joined."""
+    alike = {tuple(n for d, n in enumerate(shape) if d != free) for shape in shapes}
+    if len(alike) > 1:
+        but = "" if free is None else f" but for dim {free}"
+        raise UserError(f"operand of {name} in {here.region}", shapes, f"equal shapes on all ranks{but}")

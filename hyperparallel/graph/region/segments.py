@@ -1,0 +1,279 @@
+"""Cut the traced code of one rank at its collectives, in the same places on every rank.
+
+What a rank computes may depend on the rank (a slice by `axis_index` that happens to be everything, an
+extra term on the first rank), but the program around it must have the same nodes on all ranks. So the code
+between two collectives becomes one call, a `Segment`, whatever is in it; what later segments need travels
+in a tuple, the state. Collectives stay nodes of the program: they are counted, started early and waited
+for late. After start g comes first what needs none of the results under way (it overlaps with them), then
+the waits, then the rest; where a result is first needed is taken from all ranks together (`Outline`).
+
+    state = segment(state, inputs...); start(state[0]); state = segment(state); state = segment(state, wait)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from hyperparallel.graph.region.ops import COLLECTIVES, ops
+from hyperparallel.graph.region.rehearsal import Form
+
+aten = torch.ops.aten
+End = fx.Node | Form | None
+"""A value that a stage ends with; a `Form` is zeros of that form, None nothing."""
+
+
+class Segment:
+    """A stretch of one rank's local code: `(state, *new values) -> state`; equal in the same place."""
+
+    def __init__(self, key: tuple[Any, ...], graph: fx.Graph) -> None:
+        self.key = key
+        self.__name__ = "segment"  # fx names nodes after it
+        self.module = fx.GraphModule(torch.nn.Module(), graph)
+        self._run = self.module.forward
+
+    def __call__(self, *args: Any) -> Any:
+        return self._run(*args)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Segment) and other.key == self.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A collective: its word, arguments behind the operand, axes, and where its operand is in the state."""
+
+    name: str
+    args: tuple[Any, ...]
+    axes: tuple[str, ...]
+    operand: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A segment, and the collectives (by number within the stage) whose results it takes."""
+
+    segment: Segment
+    waits: tuple[int, ...]
+
+
+Steps = tuple[Run | Start, ...]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What all ranks must share of a stage.
+
+    calls: each collective. uses: the gap (g: behind start g) where each one's result is first needed.
+    overlaps: for each gap whether a segment of its own runs before the waits.
+    """
+
+    calls: tuple[tuple[Any, ...], ...]
+    uses: tuple[int, ...]
+    overlaps: tuple[bool, ...] = ()
+
+
+class Code:
+    """The nodes of one stage in order, and the values that it ends with."""
+
+    def __init__(self, nodes: Sequence[fx.Node], results: Sequence[End]) -> None:
+        self.results: list[End] = list(results)
+        self.collectives = [n for n in nodes if n.target in COLLECTIVES]
+        self.numbers = {n: i for i, n in enumerate(self.collectives)}
+        self.gaps: list[list[fx.Node]] = [[]]
+        for node in nodes:
+            if node in self.numbers:
+                self.gaps.append([])
+            else:
+                self.gaps[-1].append(node)
+
+    def outline(self) -> Outline:
+        """This rank's own outline, without overlaps."""
+        calls = tuple((COLLECTIVES[n.target], n.args[-1], n.args[-2]) for n in self.collectives)  # type: ignore[index]
+        return Outline(calls, tuple(map(self._first_use, self.collectives)))
+
+    def _first_use(self, node: fx.Node) -> int:
+        begin = self.numbers[node]
+        for gap in range(begin, len(self.collectives)):
+            following = self.collectives[gap + 1 : gap + 2]
+            if any(node in n.all_input_nodes for n in (*self.gaps[gap + 1], *following)):
+                return gap
+        return len(self.collectives) - 1
+
+    def ready(self, gap: int, uses: Sequence[int]) -> tuple[list[fx.Node], list[fx.Node]]:
+        """The nodes of a gap that run before its waits, and those that run behind them."""
+        waited = {n for n in self.collectives[: gap + 1] if uses[self.numbers[n]] == gap}
+        late: set[fx.Node] = set(waited)
+        for node in self.gaps[gap + 1]:
+            if any(used in late for used in node.all_input_nodes):
+                late.add(node)
+        nodes = self.gaps[gap + 1]
+        return [n for n in nodes if n not in late], [n for n in nodes if n in late]
+
+    def overlaps(self, uses: Sequence[int]) -> tuple[bool, ...]:
+        """For each gap whether this rank has something to do before its waits."""
+        return tuple(bool(self.ready(g, uses)[0]) for g in range(len(self.collectives)))
+
+
+def steps(
+    code: Code, outline: Outline, key: tuple[Any, ...], state: Sequence[End], fresh: Sequence[End],
+    kept: Sequence[fx.Node], own: bool,
+) -> Steps:  # fmt: skip
+    """The steps of a stage.
+
+    state, fresh: what comes in, in the state and as new values. It ends with the code's results, then
+    `kept`. own: results must not share memory with anything that came in.
+    """
+    stretches: list[tuple[list[fx.Node], tuple[int, ...], list[int]]] = [(code.gaps[0], (), [])]
+    for gap in range(len(code.collectives)):
+        stretches[-1][2].append(gap)
+        waits = tuple(i for i, use in enumerate(outline.uses) if use == gap)
+        early, late = code.ready(gap, outline.uses)
+        if outline.overlaps[gap]:
+            stretches.append((early, (), []))
+        else:
+            late = [n for n in code.gaps[gap + 1] if n in {*early, *late}]
+        if waits:
+            stretches.append((late, waits, []))
+        else:
+            assert not late, "code that waits for nothing runs early"
+    found: list[Run | Start] = []
+    ends: list[End] = [*code.results, *kept]
+    values: list[End] = list(state)
+    for i, (nodes, waits, starts) in enumerate(stretches):
+        new: list[End] = list(fresh) if i == 0 else [code.collectives[w] for w in waits]
+        operands = [code.collectives[s].all_input_nodes[0] for s in starts]
+        later = {n for rest, _, _ in stretches[i + 1 :] for node in rest for n in node.all_input_nodes}
+        later |= {code.collectives[s].all_input_nodes[0] for _, _, more in stretches[i + 1 :] for s in more}
+        later |= {n for n in ends if isinstance(n, fx.Node)}
+        last = i == len(stretches) - 1
+        carried = [n for n in dict.fromkeys((*values, *new, *nodes)) if isinstance(n, fx.Node) and n in later]
+        out: list[End] = ends if last else [*operands, *carried]
+        segment = _segment((*key, i), values, new, nodes, out, len(code.results) if last else 0, own)
+        found.append(Run(segment, waits))
+        found += [_start(code.collectives[s], place) for place, s in enumerate(starts)]
+        values = out
+    return tuple(found)
+
+
+def _segment(
+    key: tuple[Any, ...], state: Sequence[End], fresh: Sequence[End],
+    nodes: Sequence[fx.Node], out: Sequence[End], num_results: int, own: bool,
+) -> Segment:  # fmt: skip
+    graph = fx.Graph()
+    known: dict[fx.Node, fx.Node] = {}
+    whole = graph.placeholder("state")
+    for i, value in enumerate(fresh):
+        place = graph.placeholder(f"new_{i}")
+        if isinstance(value, fx.Node):
+            known[value] = place
+    used = {n for node in nodes for n in node.all_input_nodes} | {n for n in out if isinstance(n, fx.Node)}
+    for i, old in enumerate(state):
+        if isinstance(old, fx.Node) and old in used and old not in known:
+            known[old] = graph.call_function(operator.getitem, (whole, i))
+    for node in nodes:
+        if node.target is ops.tie.default:
+            known[node] = known[node.all_input_nodes[0]]
+        else:
+            known[node] = graph.node_copy(node, lambda n: known[n])
+    made: set[fx.Node] = set()
+    results: list[Any] = []
+    for i, end in enumerate(out):
+        if not isinstance(end, fx.Node):
+            results.append(None if end is None else _zeros(graph, end))
+        elif i < num_results:
+            results.append(_result(graph, end, known[end], own and not _is_new(end, nodes, made)))
+        else:
+            results.append(known[end])
+    graph.output(tuple(results))
+    graph.eliminate_dead_code()
+    return Segment(key, graph)
+
+
+def _zeros(graph: fx.Graph, form: Form) -> fx.Node:
+    facts = {"dtype": form.dtype, "device": form.device}
+    return graph.call_function(aten.zeros.default, (list(form.shape),), facts)
+
+
+def _result(graph: fx.Graph, node: fx.Node, local: fx.Node, copy: bool) -> fx.Node:
+    """A result as the graph around takes it: dense, in the order of its dims."""
+    if copy or not node.meta["val"].is_contiguous():
+        return graph.call_function(aten.clone.default, (local,), {"memory_format": torch.contiguous_format})
+    return local
+
+
+def _is_new(node: fx.Node, nodes: Sequence[fx.Node], made: set[fx.Node]) -> bool:
+    """Whether a result lies in memory that nothing else holds."""
+    source = node.args[0] if node.target is operator.getitem else node
+    if node in made or source not in nodes or not isinstance(source, fx.Node):
+        return False
+    made.add(node)
+    target = source.target
+    return isinstance(target, torch._ops.OpOverload) and all(r.alias_info is None for r in target._schema.returns)
+
+
+def _start(node: fx.Node, operand: int) -> Start:
+    name, value, source = COLLECTIVES[node.target], node.meta["val"], node.all_input_nodes[0].meta["val"]  # type: ignore[index]
+    *args, axes, _ = node.args[1:]
+    return Start(name, tuple(args), tuple(axes), operand, _received(name, value, source, args))  # type: ignore[arg-type]
+
+
+def _received(name: str, value: torch.Tensor, source: torch.Tensor, args: Sequence[Any]) -> int:
+    """Bytes that this rank receives, as for the collectives of a redistribution."""
+    out, inp = (x.numel() * x.element_size() for x in (value, source))
+    if name in ("all_gather", "all_to_all"):
+        sizes, index = args[-2], args[-1]
+        total = sum(sizes)
+        return out * (total - sizes[index]) // total if total else 0
+    if name == "reduce_scatter":
+        return out * (len(args[1]) - 1)
+    return out if name == "permute" else 2 * inp
+
+
+def split(graph: fx.Graph, results: Sequence[fx.Node | None], grads: Sequence[fx.Node | None]) -> tuple[
+    list[fx.Node], list[fx.Node]
+]:  # fmt: skip
+    """The nodes that the results need, and those that only the gradients need, both in order."""
+    first = _needed(results)
+    second = _needed(grads) - first
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    return [n for n in calls if n in first], [n for n in calls if n in second]
+
+
+def _needed(ends: Sequence[fx.Node | None]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    todo = [n for n in ends if n is not None]
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found
+
+
+def common(codes: Mapping[int, Code], every: bool) -> Outline | str:
+    """The outline that all ranks follow, or why there is none; every: other ranks are still unknown."""
+    outlines = {rank: code.outline() for rank, code in codes.items()}
+    first_rank, first = next(iter(outlines.items()))
+    for rank, outline in outlines.items():
+        if outline.calls != first.calls:
+            return f"rank {first_rank} uses {_listed(first)}, rank {rank} {_listed(outline)}"
+    uses = tuple(map(min, zip(*(o.uses for o in outlines.values()), strict=True)))
+    rows = [code.overlaps(uses) for code in codes.values()]
+    overlaps = tuple(every or any(column) for column in zip(*rows, strict=True))
+    waits = {use for use in uses}
+    overlaps = tuple(o or g not in waits for g, o in enumerate(overlaps)) if every else overlaps
+    return Outline(first.calls, uses, overlaps)
+
+
+def _listed(outline: Outline) -> str:
+    return ", ".join(f"{name} over {' x '.join(axes)}" for name, _, axes in outline.calls) or "no collective"

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from hyperparallel.layout import Layout
+
 
 @dataclass(frozen=True)
 class Value:
@@ -63,6 +65,9 @@ class Op:
     module: str = ""
     block: tuple[str, int, str] | None = None
     """(kind of repeated block, index of the repeat, name within the block), or None outside blocks."""
+
+    layouts: tuple[tuple[Layout, ...], tuple[Layout, ...]] | None = None
+    """What the user's own per-rank code takes and gives, by operand and result; None for any other op."""
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ With inner size I = heads * head_dim, state N, G groups and chunk length L (per 
     mamba    in: h -> 2 I, x: I -> dt_rank + 2 N, dt: dt_rank -> I, out: I -> h; the scan is 6 I N
     mamba2   in: h -> 2 I + 2 G N + heads, out: I -> h; in chunks (SSD): 4 I N through the state, and
              2 (G N + I) * (L + 1) / 2 inside a chunk
-    delta    (gated delta rule) in: h -> 2 K + 2 I + 2 heads, out: I -> h, with K = G N the width of the
-             keys; 6 I N through the state, and 2 (2 K' + N' + 2 I) * (L + 1) / 2 inside a chunk, where
-             K' = heads * N stands for k k' and q k', N' = K' and I for applying the inverse
+    delta    (gated delta rule) in: h -> 2 G N + 2 I + 2 heads, out: I -> h; 6 I N through the state, and
+             2 (3 heads N + 2 I) * (L + 1) / 2 inside a chunk: k k', q k', the inverse applied to keys and
+             to values, the weighted values
 
 and a short depthwise convolution of `conv` taps before. All the chunk terms count the triangle below the
-diagonal. Left out: exponentials, gates and cumulative sums. Sources: Mamba arXiv:2312.00752, Mamba-2
+diagonal. Left out: exponentials, gates, sums, making the inverse. Sources: Mamba arXiv:2312.00752, Mamba-2
 arXiv:2405.21060 section 6, Gated DeltaNet arXiv:2412.06464 section 3.
 """
 

@@ -1,4 +1,4 @@
-"""Small configurations of every family, as keys of a config.json; sizes differ so that no two agree by luck."""
+"""A small configuration of every family, as keys of a config.json; sizes differ, lest two agree by luck."""
 
 from __future__ import annotations
 

@@ -56,6 +56,10 @@ class CheckpointError(UserError):
     """A checkpoint that is missing, damaged, or does not fit the model."""
 
 
+class TraceError(UserError):
+    """A trace file that is missing, damaged, or no trace."""
+
+
 class RunError(HyperParallelError, RuntimeError):
     """A run that failed: names the rank, and what that rank was doing."""
 

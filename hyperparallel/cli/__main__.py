@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from hyperparallel.cli.compare import compare
 from hyperparallel.cli.doctor import doctor
 from hyperparallel.cli.plan import plan
 from hyperparallel.cli.show import show
@@ -42,7 +43,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, plan, show, doctor):
+for command in (train, plan, show, compare, doctor):
     app.command()(command)
 
 

@@ -52,6 +52,18 @@ def bytes_words(num_bytes: float) -> str:
     return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
 
 
+def seconds_words(seconds: float) -> str:
+    """A duration as a person reads it.
+
+    >>> seconds_words(0.0000042), seconds_words(0.1234), seconds_words(75.0)
+    ('4.2 us', '123 ms', '75 s')
+    """
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
 def count_words(count: float) -> str:
     """A large count with its suffix.
 

@@ -67,24 +67,30 @@ def load(source: str | Path, devices: int | None = None) -> Cluster:
     path = Path(source)
     if not path.is_file() and path.suffix not in (".yaml", ".yml", ".json") and len(path.parts) < 2:
         return preset(str(source), devices)
+    cluster = read(path)
+    return cluster if devices is None else cluster.resized(devices)
+
+
+def read(path: Path) -> Cluster:
+    """The cluster of a file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
-        raise ClusterError("cluster", str(source), f"a readable cluster file ({why}) or a preset") from None
-    cluster = from_yaml(text)
-    return cluster if devices is None else cluster.resized(devices)
+        raise ClusterError("cluster", str(path), f"a readable cluster file ({why}) or a preset") from None
+    return from_yaml(text)
 
 
 def _validated(data: dict[str, Any]) -> Cluster:
     from pydantic import ValidationError
 
     try:
-        return _adapter().validate_python(data)
+        cluster: Cluster = _adapter().validate_python(data)
     except ValidationError as errors:
         # A misspelt key is also a missing one: the spelling is what to say.
         found = sorted(errors.errors(), key=lambda error: error["type"] != "unexpected_keyword_argument")
         raise _readable(found[0], data) from None
+    return cluster
 
 
 @functools.cache

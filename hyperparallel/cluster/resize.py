@@ -24,7 +24,7 @@ def resized_fabric(name: str, fabric: Sequence[Fabric], num_devices: int) -> tup
     if sizes is None:
         near = _working(fabric, num_devices)
         whole = " x ".join(f"{tier.name} {'x'.join(map(str, tier.size))}" for tier in fabric)
-        allowed = f"a count that fills {name}'s fabric ({whole}), whose outermost tier may change"
+        allowed = f"a count that fills {name}'s inner tiers ({whole}); the outermost may change"
         raise ClusterError("devices", num_devices, allowed, " or ".join(map(str, near)) or None)
     return tuple(
         tier if tier.size == size else tier.narrowed(size) for tier, size in zip(fabric, sizes, strict=True)

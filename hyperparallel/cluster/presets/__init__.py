@@ -9,13 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hyperparallel.cluster.cluster import Cluster
+from hyperparallel.cluster.presets.ascend import ascend_910b, cloudmatrix384
+from hyperparallel.cluster.presets.blackwell import b200, b300, gb200_nvl72, gb300_nvl72
+from hyperparallel.cluster.presets.laptop import laptop
 from hyperparallel.cluster.presets.nvidia import a100, h100, h800
+from hyperparallel.cluster.presets.tpu import tpu_v5p
+from hyperparallel.cluster.presets.ubmesh import atlas950, atlas960, ub_mesh_1024, ub_mesh_8192
 from hyperparallel.errors import ClusterError, nearest
 
 PRESETS: dict[str, Callable[[], Cluster]] = {
     "a100": a100,
     "h100": h100,
     "h800": h800,
+    "b200": b200,
+    "b300": b300,
+    "gb200-nvl72": gb200_nvl72,
+    "gb300-nvl72": gb300_nvl72,
+    "tpu-v5p": tpu_v5p,
+    "ascend-910b": ascend_910b,
+    "cloudmatrix384": cloudmatrix384,
+    "ub-mesh-1024": ub_mesh_1024,
+    "ub-mesh-8192": ub_mesh_8192,
+    "atlas950-8192": atlas950,
+    "atlas960-15488": atlas960,
+    "laptop": laptop,
 }
 
 

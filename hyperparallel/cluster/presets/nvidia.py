@@ -1,15 +1,15 @@
 """NVIDIA nodes of 8 GPUs on InfiniBand: A100, H100, and the H800 of DeepSeek-V3.
 
-Peaks are dense: the data sheets' figures "with sparsity" halved. NVLink figures of the data sheets count both
-directions and are halved. The InfiniBand tier has size 1 in these functions; `preset(name, n)` grows it.
+Memory is what the driver reports. Peaks are dense: the data sheets' figures "with sparsity" halved. NVLink
+figures of the data sheets count both directions and are halved. The InfiniBand tier has size 1 in these
+functions; `preset(name, n)` grows it.
 
 Inferred, for want of a published figure: `Gemm.peak` (big cuBLAS products hold 85-90 % of peak on A100 and
-70-78 % on H100, whose clock drops under load), `launch_s`, link latencies (NCCL's own model,
-src/graph/tuning.cc, has 0.6-1 us a NVLink hop and 5-14 us for the network with its simple protocol; see each
-tier), and what one GPU sees of the node's SSDs.
+70-78 % on H100, whose clock drops under load), `launch_s`, what one GPU sees of the node's SSDs, and link
+latencies: NCCL's own model (src/graph/tuning.cc) has 0.6 to 3.4 us a hop of NVLink and 2.7 to 14 us a hop of
+the network, by protocol; one value between them is taken per tier.
 `collective_units` says how many SMs collectives take; what compute loses beside them is that share of the
-SMs, so `comm_slowdown` (anything beyond it) is 1. On A100 and H100 compute next to collectives has been
-measured 19 % slower on average (arXiv 2507.03114), which the SMs taken (18 %) explain.
+SMs, so `comm_slowdown` (anything beyond it) is 1.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hyperparallel.cluster.device import Device, Gemm
 from hyperparallel.cluster.fabric import Fabric
 from hyperparallel.cluster.tiers import Tier
 
+_MIB = 2**20
 _H100_SHEET = "NVIDIA H100 Tensor Core GPU data sheet (SXM5)"
 _DGX_H100 = "NVIDIA DGX H100 user guide"
 
@@ -55,7 +56,8 @@ A100_SXM = Device(
 def a100(nodes: int = 1) -> Cluster:
     """DGX A100 80 GB: 8 GPUs on NVSwitch, 8 x 200 Gb/s HDR InfiniBand."""
     memory = (
-        Tier("device", 80e9, 2.039e12, 2.039e12, source="A100 80GB data sheet: 80 GB HBM2e, 2,039 GB/s"),
+        Tier("device", 81_920 * _MIB, 2.039e12, 2.039e12,
+             source="A100 80GB data sheet: 2,039 GB/s; nvidia-smi: 81,920 MiB"),
         Tier(
             "host", 2e12, 25e9, 25e9, shared_by=8, total_bytes_s=100e9, latency_s=1e-5,
             source="DGX A100 user guide: 2 TB, PCIe 4.0 x16 (31.5 GB/s, about 25 in practice); two GPUs "
@@ -88,7 +90,8 @@ def h800(nodes: int = 1) -> Cluster:
 
 def _hopper_memory() -> tuple[Tier, ...]:
     return (
-        Tier("device", 80e9, 3.35e12, 3.35e12, source=f"{_H100_SHEET}: 80 GB HBM3, 3.35 TB/s"),
+        Tier("device", 81_559 * _MIB, 3.35e12, 3.35e12,
+             source=f"{_H100_SHEET}: 3.35 TB/s; nvidia-smi: 81,559 MiB"),
         Tier(
             "host", 2e12, 55e9, 55e9, shared_by=8, total_bytes_s=440e9, latency_s=1e-5,
             source=f"{_DGX_H100}: 2 TB, PCIe 5.0 x16 per GPU (63 GB/s, about 55 in practice)",

@@ -9,6 +9,7 @@ contradict each other, some are `_StridedShard` placements, which say the other 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -63,8 +64,12 @@ class Presenter:
             factors = split_factors(self.mesh, axes)
             if max(factors, default=1) > 1 and not is_said_by_strides(self.mesh, axes, size):
                 order = tuple(sorted(axes, key=self.mesh.axis_index))
-                allowed = f"an order that agrees with the plan's other cuts, or {size} even pieces"
-                raise LayoutError(f"{name}: axes of dim {dim}", axes, allowed, str(order))
+                parts = math.prod(map(self.mesh.axis_size, axes))
+                allowed = (
+                    f"the order {order}, which other cuts have, or a size that {parts} divides instead of "
+                    f"{size}: DTensor has no placements for uneven pieces in two orders"
+                )
+                raise LayoutError(f"{name}, dim {dim}", axes, allowed)
             for axis, factor in zip(axes, factors, strict=True):
                 found[axis] = Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor)
         return tuple(found.get(axis, Replicate()) for axis in self.mesh.names)

@@ -80,7 +80,7 @@ def test_dtensor_deals_what_the_layout_deals(size: int) -> None:
                 try:
                     placements = presenter.placements(spec)
                 except LayoutError as error:
-                    assert "order that agrees" in str(error)
+                    assert "uneven pieces" in str(error)
                     refused.add(axes)
                     continue
                 made = distribute_tensor(whole, presenter.device_mesh, placements, src_data_rank=None)
@@ -105,3 +105,15 @@ def test_one_order_is_always_presented_by_the_mesh(order: tuple[str, ...]) -> No
             assert all(type(p).__name__ != "_StridedShard" for p in placements)
             made = distribute_tensor(whole, presenter.device_mesh, placements, src_data_rank=None)
             assert torch.equal(made.to_local(), local_piece(whole, spec, rank))
+
+
+@pytest.mark.fake
+def test_a_contradiction_that_no_placement_says_is_refused() -> None:
+    mesh = Mesh((3, 3), ("dp", "tp"))
+    one, two = (spec_of_layout(mesh(order), (11,)) for order in (("dp", "tp"), ("tp", "dp")))
+    with fake_rank(0, 9):
+        presenter = Presenter.of(mesh, [one, two], torch.device("cpu"))
+        presenter.placements(one)
+        presenter.placements(spec_of_layout(mesh(("tp", "dp")), (18,)))
+        with pytest.raises(LayoutError, match=r"up\.weight, dim 0: got \('tp', 'dp'\).*or a size that 9"):
+            presenter.placements(two, "up.weight")

@@ -9,7 +9,8 @@ Inferred, for want of a published figure: `Gemm.peak` (big cuBLAS products hold 
 latencies: NCCL's own model (src/graph/tuning.cc) has 0.6 to 3.4 us a hop of NVLink and 2.7 to 14 us a hop of
 the network, by protocol; one value between them is taken per tier.
 `collective_units` says how many SMs collectives take; what compute loses beside them is that share of the
-SMs, so `comm_slowdown` (anything beyond it) is 1.
+SMs, so `comm_slowdown` (anything beyond it) is 1: arXiv 2507.03114 measured 18.9 % on average on A100, H100
+and others, and 24 of 132 SMs are 18 %.
 """
 
 from __future__ import annotations

@@ -1,0 +1,83 @@
+"""Cluster files round-trip, and what is wrong in one is named where it stands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hyperparallel.cluster import Cluster
+from hyperparallel.cluster.presets import PRESETS, preset
+from hyperparallel.errors import ClusterError
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "laptop"])
+def test_every_machine_round_trips(name: str) -> None:
+    cluster = preset(name)
+    text = cluster.to_yaml()
+    assert Cluster.from_yaml(text) == cluster
+    assert Cluster.from_yaml(json.dumps(yaml.safe_load(text))) == cluster
+
+
+def text(*changes: tuple[str, str]) -> str:
+    result = preset("h100", 16).to_yaml()
+    for old, new in changes:
+        assert old in result
+        result = result.replace(old, new, 1)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "hint"),
+    [
+        ([("launch_s", "launch")], "device.launch", "write launch_s"),
+        ([("latency_s", "latencys")], "memory.host.latencys", "write latency_s"),
+        ([("tile_n", "tilen")], "device.gemm.tilen", "write tile_n"),
+        ([("memory:", "tiers:")], "tiers", "memory"),
+        ([("units: 132", "units: many")], "device.units", "integer"),
+        ([("  kind: switch\n", "")], "fabric.nvlink.kind", "required"),
+        ([("size: [8]", "size: 8")], "fabric.nvlink.size", "tuple"),
+        ([("bytes_s: 4.5e+11", "bytes_s: 3.6e+12")], "fabric.nvlink.bytes_s", "in bits"),
+        ([("latency_s: 8.0e-6", "latency_s: 8")], "fabric.infiniband.latency_s", "5e-6"),
+        ([("name: h100\n", "name: [\n")], "cluster file", "YAML"),
+    ],
+)
+def test_a_mistake_is_named_where_it_stands(changes: list[tuple[str, str]], field: str, hint: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        Cluster.from_yaml(text(*changes))
+    assert caught.value.field == field and hint in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", "h100"])
+def test_what_is_no_mapping_is_refused(content: str) -> None:
+    with pytest.raises(ClusterError, match="a mapping"):
+        Cluster.from_yaml(content)
+
+
+def test_numbers_may_be_written_as_people_do() -> None:
+    """YAML 1.1 reads 50e9 as text; it is a number all the same."""
+    assert Cluster.from_yaml(text(("bytes_s: 5.0e+10", "bytes_s: 50e9"))) == preset("h100", 16)
+
+
+def test_load_takes_files_and_names(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text(), encoding="utf-8")
+    assert Cluster.load(path) == Cluster.load("h100", 16) == preset("h100", 16)
+    assert Cluster.load(str(path), 8).num_devices == 8
+
+
+@pytest.mark.parametrize("name", ["nofile.yaml", "folder/nofile"])
+def test_a_missing_file_is_said_to_be_one(name: str) -> None:
+    with pytest.raises(ClusterError, match="No such file"):
+        Cluster.load(name)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ClusterError, match="not text"):
+        Cluster.load(path)

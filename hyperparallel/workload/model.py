@@ -5,9 +5,10 @@
     FLOPs   = per token forward: sum over layers of Layer.flops_per_token, 2 h vocab for the head
               (tied or not; the embedding is a lookup), stem; a training step costs 3 times that
 
-Extra prediction layers (`mtp`, DeepSeek-V3 section 2.2) are counted only on request, as in published
-sizes: each is one more last layer, two norms, a matrix 2 h -> h and a final norm; embedding and head are
-the model's own. What layers are made of stands in layer.py, attention.py, recurrent.py and mlp.py.
+Extra predictions (`mtp`, DeepSeek-V3 section 2.2) are counted only on request, as in published sizes: each
+is a block of layers (one more last layer unless `mtp_block` says otherwise), three norms and a matrix
+2 h -> h; embedding and head are the model's own, and `mtp_shared` blocks are stored once. What layers are
+made of stands in layer.py, attention.py, recurrent.py and mlp.py.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Model:
     vectors: int = 0
     encoders: tuple[Part, ...] = ()
     mtp: int = 0
+    mtp_block: tuple[Layer, ...] = ()
+    mtp_shared: bool = False
     source: str = ""
 
     @property
@@ -103,20 +106,26 @@ class Model:
         return norms + head + bias + total_params(self.outputs)
 
     @property
+    def mtp_layers(self) -> tuple[Layer, ...]:
+        """The layers of one extra prediction."""
+        return self.mtp_block or (self.layer_at(-1),)
+
+    @property
     def mtp_params(self) -> int:
-        """Parameters of the extra prediction layers."""
+        """Parameters of the extra predictions."""
         if not self.mtp:
             return 0
         norms = 3 * NORM_VECTORS[self.norm] * self.hidden
-        last = self.layer_at(-1).params(self.hidden, self.norm).total
-        return self.mtp * (last + norms + 2 * self.hidden * self.hidden)
+        block = sum(self.layer_params(layer).total for layer in self.mtp_layers)
+        stored = 1 if self.mtp_shared else self.mtp
+        return stored * (block + norms + 2 * self.hidden * self.hidden)
 
     def layer_params(self, layer: Layer) -> LayerParams:
         """A layer's parameters in this model."""
         return layer.params(self.hidden, self.norm)
 
     def params(self, mtp: bool = False) -> int:
-        """All parameters, encoders included; with those of the extra prediction layers if asked."""
+        """All parameters, encoders included; with those of extra predictions if asked."""
         layers = sum(self.layer_params(layer).total * count for layer, count in self.kinds)
         encoders = sum(part.params for part in self.encoders)
         extra = self.mtp_params if mtp else 0
@@ -139,11 +148,10 @@ class Model:
         `causal=True` counts what masks leave of attention, `causal=False` the whole square. Encoders work
         on tokens of their own: add `Part.flops` for each image of a sample.
         """
-        one = {layer: layer.flops_per_token(self.hidden, seq, causal) for layer, _ in self.kinds}
-        flops = sum(one[layer] * count for layer, count in self.kinds)
+        flops = sum(layer.flops_per_token(self.hidden, seq, causal) * count for layer, count in self.kinds)
         if mtp and self.mtp:
-            extra = one[self.layer_at(-1)] + 4 * self.hidden * self.hidden + self.head_flops(seq)
-            flops += self.mtp * extra
+            block = sum(layer.flops_per_token(self.hidden, seq, causal) for layer in self.mtp_layers)
+            flops += self.mtp * (block + 4 * self.hidden * self.hidden + self.head_flops(seq))
         return flops + total_flops(self.stem, seq) + self.head_flops(seq)
 
     def train_flops_per_token(self, seq: int, causal: bool = True, mtp: bool = False) -> float:
@@ -155,7 +163,7 @@ class Model:
 
         >>> layer = Layer(Attention(heads=32, kv_heads=8, head_dim=128), Mlp(14336))
         >>> Model("llama", 4096, 128256, ((layer, 32),)).words()
-        '32 layers, hidden 4096, GQA 32/8 heads of 128, gated MLP 14,336, 8.0 B parameters'
+        '32 layers, hidden 4096, GQA 32/8 heads of 128, gated MLP 14,336, 8.03 B parameters'
         """
         mixers: dict[str, int] = {}
         widths: dict[str, int] = {}
@@ -168,6 +176,8 @@ class Model:
             only = len(table) == 1
             text += [name if only else f"{count} x {name}" for name, count in table.items()]
         text += [f"encoder {part.model.name}" for part in self.encoders]
+        if self.mtp:
+            text.append(f"{self.mtp} extra prediction{'s' if self.mtp > 1 else ''}")
         total, active = self.params(), self.active_params()
         text.append(f"{_count(total)} parameters")
         if active != total:
@@ -205,10 +215,10 @@ class Part:
 
 
 def _count(number: int) -> str:
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if number >= size:
-            value = number / size
-            return f"{value:.2f} {unit}" if unit == "T" else f"{value:.{1 if value < 20 else 0}f} {unit}"
+    """Three digits and a unit."""
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g} {unit}"
     return str(number)
 
 

@@ -1,4 +1,4 @@
-"""FLOPs of a token equal what torch's counter sees in the libraries' own modules, and masks what they leave."""
+"""FLOPs of a token equal what torch counts in the libraries' own modules; masks count what they leave."""
 
 from __future__ import annotations
 

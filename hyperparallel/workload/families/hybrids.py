@@ -85,10 +85,11 @@ def nemotron_h(fields: Fields, name: str) -> Model:
         latent = fields.count("moe_latent_size")
         moe = replace(moe, shared_width=shared, gated=False, shared_bias=bias, latent=latent)
         kinds["moe"] = Layer(mlp=moe, norms=1)
-    return replace(
-        decoder(fields, name, [kinds[word] for word in words]),
-        mtp=fields.count("num_nextn_predict_layers"),
-    )
+    model = decoder(fields, name, [kinds[word] for word in words])
+    mtp = fields.count("num_nextn_predict_layers")
+    both = all(word in kinds for word in ("full_attention", "moe"))
+    block = (kinds["full_attention"], kinds["moe"]) if mtp and both else ()
+    return replace(model, mtp=mtp, mtp_block=block)
 
 
 def _words(fields: Fields) -> list[str]:

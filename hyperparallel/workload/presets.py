@@ -46,8 +46,12 @@ MPT_SIZES: dict[str, tuple[int, int, int]] = {
 """Hidden size, layers, heads of the models in llm-foundry's benchmark tables (scripts/train/benchmarking)."""
 
 
-TRAINED_AS: dict[str, dict[str, Any]] = {"nemotron-3-super": {"mtp": 2, "mtp_shared": True}}
-"""What a published recipe trains beyond the configuration file (Megatron-Bridge, nemotron_3_super)."""
+TRAINED_AS: dict[str, dict[str, Any]] = {
+    name: {"mtp": 2, "mtp_shared": True}
+    for name in ("nemotron-3-super", "nemotron-3-ultra", "nemotron-3.5-lightning")
+}
+"""What a recipe trains beyond the configuration file: the one extra block predicts twice, as Megatron-Bridge
+sets for Super (nemotron_3_super recipe) and as its published FLOPs for each token say of the other two."""
 
 
 def gpt(

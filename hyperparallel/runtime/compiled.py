@@ -6,12 +6,13 @@ backward, what the forward saved. Constant tensors that setup made are kept unti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from hyperparallel.graph.passes.stages import Stage, Stages, split_stages
 from hyperparallel.graph.program import RankProgram
@@ -31,6 +32,7 @@ class Compiled:
     compile: bool = False
     stages: Stages = field(init=False)
     clock: WaitClock = field(default_factory=WaitClock)
+    _nodes: dict[str, Sequence[fx.Node]] = field(default_factory=dict)
     _functions: dict[str, Callable[..., tuple[Any, ...]]] = field(default_factory=dict)
     _constants: dict[str, Tensor] = field(default_factory=dict)
     _constants_of: tuple[tuple[int, int], ...] | None = None
@@ -49,12 +51,29 @@ class Compiled:
     def function(self, name: str) -> Callable[..., tuple[Any, ...]]:
         """The compiled function of a stage; its arguments are the stage's inputs in order."""
         if name not in self._functions:
-            stage: Stage = getattr(self.stages, name)
-            nodes = fuse_regions(stage) if self.compile and name != "setup" else stage.nodes
-            self._functions[name] = compile_nodes(
-                nodes, stage.inputs, stage.outputs, self.bind, name, self.clock
-            )
+            self._functions[name] = self._compiled(name)
         return self._functions[name]
+
+    def nodes(self, name: str) -> Sequence[fx.Node]:
+        """What a stage runs, in order; with compile, regions in the place of their nodes."""
+        if name not in self._nodes:
+            stage: Stage = getattr(self.stages, name)
+            self._nodes[name] = fuse_regions(stage) if self.compile and name != "setup" else stage.nodes
+        return self._nodes[name]
+
+    def _compiled(self, name: str, mark: Callable[[], None] | None = None) -> Callable[..., tuple[Any, ...]]:
+        stage: Stage = getattr(self.stages, name)
+        return compile_nodes(self.nodes(name), stage.inputs, stage.outputs, self.bind, name, self.clock, mark)
+
+    @contextmanager
+    def marked(self, name: str, mark: Callable[[], None]) -> Iterator[None]:
+        """Inside, runs of a stage call `mark` first and behind every node."""
+        plain = self.function(name)
+        self._functions[name] = self._compiled(name, mark)
+        try:
+            yield
+        finally:
+            self._functions[name] = plain
 
     def constants(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What setup makes of the buffers (name -> local tensor), made again only if they changed."""

@@ -176,11 +176,12 @@ def compile_nodes(
     bind: Bind,
     name: str = "program",
     clock: WaitClock | None = None,
+    mark: Callable[[], None] | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
     """A function of `inputs` that runs `nodes` in order and returns `outputs`.
 
     `nodes` must be in dependency order and depend only on `inputs` and one another. `clock` counts the
-    time spent waiting.
+    time spent waiting. `mark` is called first and behind every node, to trace a run.
     """
     source, results = _Source(bind, clock or WaitClock()), list(outputs)
     for i, node in enumerate(inputs):
@@ -192,13 +193,16 @@ def compile_nodes(
         last_use.setdefault(node, i)
     kept = {*results, *inputs}
     over = reusable(nodes, inputs, results)
-    body: list[str] = []
+    marker = f" {source.constant(mark)}()" if mark else ""
+    body: list[str] = [marker] if marker else []
     for i, node in enumerate(nodes):
         source.names[node] = f"v{i}"
         body.append(f" v{i} = {source.call(node, over.get(node))}")
         dead = [n for n in (*node.all_input_nodes, node) if last_use.get(n) == i and n not in kept]
         if dead:
             body.append(" del " + ", ".join(dict.fromkeys(source.names[n] for n in dead)))
+        if marker:
+            body.append(marker)
     header = f"def {name}({', '.join(source.names[n] for n in inputs)}):"
     returned = "".join(f"{source.names[n]}, " for n in results)
     text = "\n".join((header, *body, f" return ({returned})"))

@@ -14,6 +14,16 @@ from hyperparallel.errors import HyperParallelError, RunError, UserError
 if TYPE_CHECKING:
     from hyperparallel.graph.capture import Captured, capture
     from hyperparallel.graph.derive import derive
+    from hyperparallel.graph.region.calls import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        axis_index,
+        axis_size,
+        ppermute,
+        reduce_scatter,
+    )
+    from hyperparallel.graph.region.local_region import local_region
     from hyperparallel.layout import Layout, Mesh
     from hyperparallel.plan import Plan
     from hyperparallel.runtime.certify import certify
@@ -33,11 +43,19 @@ __all__ = [
     "TrainStep",
     "UserError",
     "__version__",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "axis_index",
+    "axis_size",
     "capture",
     "certify",
     "derive",
     "launch",
+    "local_region",
     "parallelize",
+    "ppermute",
+    "reduce_scatter",
 ]
 
 _LATE = {
@@ -48,6 +66,14 @@ _LATE = {
     "Plan": "hyperparallel.plan",
     "TrainStep": "hyperparallel.runtime.step",
     "certify": "hyperparallel.runtime.certify",
+    "all_gather": "hyperparallel.graph.region.calls",
+    "all_reduce": "hyperparallel.graph.region.calls",
+    "all_to_all": "hyperparallel.graph.region.calls",
+    "axis_index": "hyperparallel.graph.region.calls",
+    "axis_size": "hyperparallel.graph.region.calls",
+    "local_region": "hyperparallel.graph.region.local_region",
+    "ppermute": "hyperparallel.graph.region.calls",
+    "reduce_scatter": "hyperparallel.graph.region.calls",
     "derive": "hyperparallel.graph.derive",
     "launch": "hyperparallel.runtime.launch",
     "parallelize": "hyperparallel.runtime.parallel",

@@ -32,10 +32,12 @@ from hyperparallel.graph.passes.mask import fold_mask_nodes
 from hyperparallel.graph.passes.promote import promote
 from hyperparallel.graph.passes.tidy import tidy_graph
 from hyperparallel.graph.precision import check_compute, computing
+from hyperparallel.graph.region.tracing import Tracing, lift_regions, tracing
 from hyperparallel.graph.skeleton import batch_device, fake_tensor, named_tensors, skeleton
 from hyperparallel.graph.stamp import NotUniform, Result, check_order, stamp
 from hyperparallel.graph.standin import Reduction, Watch, reduce_stack
 from hyperparallel.graph.trace import Trace, trace
+from hyperparallel.layout import Mesh
 
 
 @dataclass
@@ -118,6 +120,7 @@ def capture(
     strict: bool | None = None,
     shorten: bool = True,
     compute: str | None = None,
+    mesh: Mesh | None = None,
 ) -> Captured:
     """Capture `module(*args, **kwargs)` as one joint graph, tidied and with constant masks folded.
 
@@ -127,7 +130,8 @@ def capture(
     outputs that gradients come from (if None: "loss" where there is one, else all differentiable
     ones). `strict` forces one tracing route. With `shorten`, a deep stack of equal blocks is traced
     with four of them and the rest copied, if nothing speaks against it. compute: mixed precision, see
-    `precision.py`. Raises `CaptureError` naming the line that stopped it.
+    `precision.py`. mesh: what the layouts of the module's regions (`region/`) stand on. Raises
+    `CaptureError` naming the line that stopped it.
 
     >>> found = capture(nn.Linear(2, 3), (torch.zeros(4, 2),))
     >>> found.params, list(found.inputs), list(found.outputs), list(found.grads)
@@ -135,7 +139,7 @@ def capture(
     """
     check_compute(compute, named_tensors(module)[0])
     call, leaves = call_tree(module, args, kwargs or {})
-    task = _Task(module, call, leaves, train, as_is, grad_outputs, find_stacks(module), compute)
+    task = _Task(module, call, leaves, train, as_is, grad_outputs, find_stacks(module), compute, mesh)
     reductions = [r for r in map(reduce_stack, task.stacks) if r is not None]
     if shorten and reductions and not strict:
         with contextlib.suppress(NotUniform, CaptureError):
@@ -155,14 +159,17 @@ class _Task:
     grad_outputs: Sequence[str] | None
     stacks: list[Stack]
     compute: str | None = None
+    mesh: Mesh | None = None
 
     def run(self, strict: bool | None, reductions: list[Reduction]) -> Captured:
         watches = [Watch(reduction) for reduction in reductions]
-        found = self._trace(strict, watches)
+        with tracing(self.mesh, lambda device: computing(self.compute, device)) as regions:
+            found = self._trace(strict, watches, regions)
         names = name_graph(found, self.call)
         graph = found.graph_module.graph
         if lift_constants(found.graph_module) and reductions:
             raise NotUniform("tensors that are no parameters may differ from block to block")
+        lift_regions(graph, regions.regions)
         promote(graph)
         mark_blocks(graph, self.stacks)
         for watch in watches:
@@ -187,7 +194,7 @@ class _Task:
             buffer_aliases=_aliases(buffers),
         )
 
-    def _trace(self, strict: bool | None, watches: list[Watch]) -> Trace:
+    def _trace(self, strict: bool | None, watches: list[Watch], regions: Tracing) -> Trace:
         device = batch_device(self.leaves)
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         memo = {key: twin for watch in watches for key, twin in watch.stand_ins().items()}
@@ -206,7 +213,7 @@ class _Task:
             train=self.train,
             wants_grad=lambda paths: gradient_roots(paths) if wanted is None else wanted,
             strict=strict,
-            running=lambda: computing(self.compute, device.type),
+            running=lambda: regions.passing(device.type),
         )
 
     def _stamp(self, graph: fx.Graph, names: Names, reductions: list[Reduction], order: list[str]) -> None:

@@ -48,6 +48,11 @@ def all_to_all_start(
     _unbound("all_to_all_start")
 
 
+def permute_start(x: Any, sends: Sequence[tuple[int, int]], recv_shape: Sequence[int], axes: Axes) -> Any:
+    """`x` goes along (from, to) pairs of members; zeros of `recv_shape` where nothing arrives."""
+    _unbound("permute_start")
+
+
 def wait(pending: Any) -> Any:
     """The tensor that a started collective makes."""
     _unbound("wait")
@@ -58,6 +63,7 @@ STARTS = (
     all_gather_start,
     reduce_scatter_start,
     all_to_all_start,
+    permute_start,
 )
 """Every target that starts a collective; the group's axes are its last argument."""
 

@@ -84,8 +84,10 @@ def _values(built: Built) -> tuple[BlockLayout, ...]:
     for op in built.workload.ops:
         _, outputs = built.decisions.operands[op.name]
         for value, spec in zip(op.outputs, outputs, strict=True):
-            if value is not None and spec is not None and not op.backward:
-                rows.append(BlockLayout(op.module, op.target, value, spec.shape, _text(spec)))
+            token = op.layouts is not None and value == op.outputs[-1]
+            if value is not None and spec is not None and not op.backward and not token:
+                said = f"{op.target}, which declares it" if op.layouts else op.target
+                rows.append(BlockLayout(op.module, said, value, spec.shape, _text(spec)))
     return tuple(rows)
 
 

@@ -68,6 +68,7 @@ def _op(node: fx.Node, blocks: Mapping[str, tuple[str, int, str]]) -> Op:
         backward=node.meta.get("partitioner_tag") == "is_backward",
         module=module_of(node),
         block=blocks.get(node.name),
+        layouts=getattr(node.target, "layouts", None),
     )
 
 

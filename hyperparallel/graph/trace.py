@@ -30,6 +30,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 
+from hyperparallel.errors import UserError
 from hyperparallel.graph.batch import CallTree, Tree, flatten
 from hyperparallel.graph.blame import capture_error
 from hyperparallel.graph.skeleton import named_tensors
@@ -121,6 +122,8 @@ def trace(
         try:
             with _quiet_tracing(train):
                 return route(module, call, leaves, mode, wants_grad, running)
+        except UserError:
+            raise
         except Exception as error:
             errors.append(error)
     raise capture_error(errors[0], module) from errors[0]

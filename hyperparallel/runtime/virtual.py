@@ -316,5 +316,6 @@ _SIMULATED: dict[Any, Callable[[list[Member]], list[Tensor]]] = {
     communication.all_gather_start: _all_gather,
     communication.reduce_scatter_start: _reduce_scatter,
     communication.all_to_all_start: _all_to_all,
+    communication.permute_start: _permute,
 }
 _WAITS = (collectives.wait, communication.wait)

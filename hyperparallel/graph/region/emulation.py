@@ -24,7 +24,7 @@ from hyperparallel.layout import Layout, Mesh
 @dataclass
 class _Real(MetSeat):
     def run(self, name: str, x: Tensor, axes: tuple[str, ...], *args: Any) -> Tensor:
-        members = self.meet((name, axes), axes, x)
+        members: list[Tensor] = self.meet((name, axes), axes, x)
         index = self.index(axes)
         if name == "all_reduce":
             return _reduced(members, args[0])
@@ -32,7 +32,8 @@ class _Real(MetSeat):
             return torch.cat(members, args[0])
         if name == "reduce_scatter":
             dim, sizes, _, op = args
-            return _reduced(members, op).split(sizes, dim)[index]
+            kept: Tensor = _reduced(members, op).split(sizes, dim)[index]
+            return kept
         if name == "all_to_all":
             split_dim, sizes, concat_dim, _, _ = args
             return torch.cat([member.split(sizes, split_dim)[index] for member in members], concat_dim)

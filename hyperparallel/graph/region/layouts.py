@@ -62,7 +62,9 @@ def resolve(entry: Entry, mesh: Mesh, ndim: int, what: str) -> Layout:
     try:
         found = mesh(*dims, partial=partial)
     except LayoutError as error:
-        raise LayoutError(f"layout of {what}: {error.field}", error.given, error.allowed, error.instead) from None
+        raise LayoutError(
+            f"layout of {what}: {error.field}", error.given, error.allowed, error.instead
+        ) from None
     assert isinstance(found, Layout)
     return found
 
@@ -92,7 +94,7 @@ def transposed(layout: Layout) -> Layout:
 
 
 def whole_shape(layout: Layout, local: Mapping[int, tuple[int, ...]], what: str) -> tuple[int, ...]:
-    """The global shape of a tensor whose pieces have these shapes, by rank; checks that they are its pieces."""
+    """The global shape of a tensor whose pieces have these shapes, by rank, checked."""
     mesh = layout.mesh
     shape = []
     for dim, axes in enumerate(layout.dims):
@@ -106,7 +108,7 @@ def whole_shape(layout: Layout, local: Mapping[int, tuple[int, ...]], what: str)
             axes_text = ", ".join(axis for axis in layout.dims[dims[0]]) or "no axis"
             raise LayoutError(
                 what, f"shape {list(have)} on rank {rank}",
-                f"{list(want)}: dim {dims[0]} of {shape[dims[0]]} in all, cut by {axes_text}, as {layout} cuts it",
+                f"{list(want)}: dim {dims[0]} of {shape[dims[0]]} cut by {axes_text}, as by {layout}",
             )  # fmt: skip
     return tuple(shape)
 
@@ -120,6 +122,6 @@ def uneven(layouts: Sequence[Layout], shapes: Sequence[Sequence[int]]) -> str:
             for axis in axes:
                 ways *= layout.mesh.axis_size(axis)
             if shape[dim] % ways:
-                said.append(f"dim {dim} of argument {i} has size {shape[dim]}, which {' x '.join(axes)} = {ways} "
+                said.append(f"dim {dim} of argument {i} has size {shape[dim]}, which {' x '.join(axes)}={ways} "
                             "does not divide")  # fmt: skip
     return "; ".join(said)

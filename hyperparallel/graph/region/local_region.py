@@ -100,19 +100,25 @@ class LocalRegion:
         capture = active()
         mesh = self.mesh if capture is None or capture.mesh is None else capture.mesh
         if seated():
-            raise UserError(f"call of {self.name}", "inside another region", "a region called from outside any")
+            raise UserError(
+                f"call of {self.name}", "inside another region", "a region called from outside any"
+            )
         tensors = self._tensors(args, kwargs)
         if self.mesh is not None and mesh != self.mesh:
             raise LayoutError(f"mesh of {self.name}", str(self.mesh), f"the plan's mesh {mesh}")
         if mesh is not None and mesh.size > 1 and capture is not None:
             body = self._body(args, kwargs)
-            made = traced(capture, mesh, self.name, body, tensors, self.ins, self.outs)
+            plain = [None if isinstance(x, Tensor) else x for x in args]
+            facts = (self.fn, self.ins, self.outs, plain, kwargs)
+            made = traced(capture, mesh, self.name, body, tensors, self.ins, self.outs, facts)
         elif self.reference is not None:
             return self.reference(*args, **kwargs)
         elif mesh is not None and mesh.size > 1:
             made = self._emulated(mesh, tensors, self._body(args, kwargs))
         else:
-            made = sit(Seat(self.name, mesh, mesh.ranks[0] if mesh else 0), self._body(args, kwargs), *tensors)
+            made = sit(
+                Seat(self.name, mesh, mesh.ranks[0] if mesh else 0), self._body(args, kwargs), *tensors
+            )
             for i, (entry, x) in enumerate(zip(self.outs, made, strict=True)):
                 check_rank(entry, x.dim(), f"result {i} of {self.name}")
         return made if self.many else made[0]
@@ -141,7 +147,7 @@ class LocalRegion:
             )  # fmt: skip
         if len(tensors) != len(self.ins) or not tensors:
             raise LayoutError(
-                f"in_layouts of {self.name}", list(self.ins), f"{max(len(tensors), 1)}, one for each tensor passed",
+                f"in_layouts of {self.name}", list(self.ins), f"{max(len(tensors), 1)}, one per tensor passed",
                 "[(...), ...], a list of layouts" if len(self.ins) == 1 else None,
             )  # fmt: skip
         for i, (entry, x) in enumerate(zip(self.ins, tensors, strict=True)):

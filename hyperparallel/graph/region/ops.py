@@ -148,9 +148,7 @@ _meaning(
     _reduce_scatter_back,
 )
 _meaning("all_to_all", _all_to_all_fake, _all_to_all_back)
-_meaning(
-    "permute", lambda x, sends, recv_shape, axes, number: x.new_empty(list(recv_shape)), _permute_back
-)
+_meaning("permute", lambda x, sends, recv_shape, axes, number: x.new_empty(list(recv_shape)), _permute_back)
 
 
 def _keep_tied(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -14,11 +14,12 @@ gradient goes in pending: all of it on one rank, or whatever pending sum it alre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
+import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -108,7 +109,8 @@ class Region:
 
     def _capture(self, rank: int) -> Any:
         if rank not in self._captured:
-            self._captured[rank] = aside(lambda: self._trace(rank))
+            with _tracer_kept():
+                self._captured[rank] = aside(lambda: self._trace(rank))
         return self._captured[rank]
 
     def _trace(self, rank: int) -> Any:
@@ -149,7 +151,7 @@ class Region:
         inputs = [node_of[name] for name in captured.inputs.values()]
         tangents = [node_of.get(captured.tangents.get(str(i), "")) for i in self.grad_results]
         forms = self.forms(rank)
-        gradients = [backward.results[i] or forms[i] for i in self.grad_inputs]
+        gradients: list[segments.End] = [backward.results[i] or forms[i] for i in self.grad_inputs]
         backward.results = gradients
         wanted = {n for gap in backward.gaps for node in gap for n in node.all_input_nodes}
         wanted |= {c.all_input_nodes[0] for c in backward.collectives}
@@ -169,6 +171,18 @@ def pieces(wholes: Sequence[Form], layouts: Sequence[Layout], rank: int) -> list
         replace(form, shape=layout.local_shape(form.shape, rank))
         for layout, form in zip(layouts, wholes, strict=True)
     ]
+
+
+@contextlib.contextmanager
+def _tracer_kept() -> Iterator[None]:
+    """Give a trace under way its notes back, the very dict: a trace inside it leaves a copy (torch 2.13)."""
+    mine, held = fx_traceback.current_meta, dict(fx_traceback.current_meta)
+    try:
+        yield
+    finally:
+        mine.clear()
+        mine.update(held)
+        fx_traceback.current_meta = mine
 
 
 class _Body(nn.Module):

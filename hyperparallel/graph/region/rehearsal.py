@@ -137,7 +137,7 @@ class _Assuming(Seat):
         self.script.append(found)
         return found
 
-    run = _Rehearsing.run  # type: ignore[assignment]
+    run = _Rehearsing.run
 
 
 @dataclass
@@ -161,7 +161,7 @@ class _Recorder(TorchDispatchMode):
     """Writes every op down, and refuses those that a region must not have."""
 
     def __init__(self, name: str, mode: FakeTensorMode, given: Iterable[Tensor], log: list[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.name, self.mode, self.log = name, mode, log
         self.kept = list(given)  # so that no id is given to another tensor
         self.numbers = {id(x): i for i, x in enumerate(self.kept)}

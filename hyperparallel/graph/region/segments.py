@@ -49,13 +49,17 @@ class Segment:
 
 @dataclass(frozen=True)
 class Start:
-    """A collective: its word, arguments behind the operand, axes, and where its operand is in the state."""
+    """A collective: its word, arguments behind the operand, axes, and where its operand is in the state.
+
+    num_bytes: what this rank receives; for an all-reduce the bytes of the operand.
+    """
 
     name: str
     args: tuple[Any, ...]
     axes: tuple[str, ...]
     operand: int
     num_bytes: int
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Code:
 
     def outline(self) -> Outline:
         """This rank's own outline, without overlaps."""
-        calls = tuple((COLLECTIVES[n.target], n.args[-1], n.args[-2]) for n in self.collectives)  # type: ignore[index]
+        calls = tuple((COLLECTIVES[n.target], n.args[-1], n.args[-2]) for n in self.collectives)
         return Outline(calls, tuple(map(self._first_use, self.collectives)))
 
     def _first_use(self, node: fx.Node) -> int:
@@ -200,7 +204,7 @@ def _segment(
 
 
 def _zeros(graph: fx.Graph, form: Form) -> fx.Node:
-    facts = {"dtype": form.dtype, "device": form.device}
+    facts: dict[str, Any] = {"dtype": form.dtype, "device": form.device}
     return graph.call_function(aten.zeros.default, (list(form.shape),), facts)
 
 
@@ -218,13 +222,16 @@ def _is_new(node: fx.Node, nodes: Sequence[fx.Node], made: set[fx.Node]) -> bool
         return False
     made.add(node)
     target = source.target
-    return isinstance(target, torch._ops.OpOverload) and all(r.alias_info is None for r in target._schema.returns)
+    return isinstance(target, torch._ops.OpOverload) and all(
+        r.alias_info is None for r in target._schema.returns
+    )
 
 
 def _start(node: fx.Node, operand: int) -> Start:
-    name, value, source = COLLECTIVES[node.target], node.meta["val"], node.all_input_nodes[0].meta["val"]  # type: ignore[index]
+    name, value, source = COLLECTIVES[node.target], node.meta["val"], node.all_input_nodes[0].meta["val"]
     *args, axes, _ = node.args[1:]
-    return Start(name, tuple(args), tuple(axes), operand, _received(name, value, source, args))  # type: ignore[arg-type]
+    dtype = str(value.dtype).removeprefix("torch.")
+    return Start(name, tuple(args), tuple(axes), operand, _received(name, value, source, args), dtype)  # type: ignore[arg-type]
 
 
 def _received(name: str, value: torch.Tensor, source: torch.Tensor, args: Sequence[Any]) -> int:
@@ -236,7 +243,7 @@ def _received(name: str, value: torch.Tensor, source: torch.Tensor, args: Sequen
         return out * (total - sizes[index]) // total if total else 0
     if name == "reduce_scatter":
         return out * (len(args[1]) - 1)
-    return out if name == "permute" else 2 * inp
+    return out if name == "permute" else inp
 
 
 def split(graph: fx.Graph, results: Sequence[fx.Node | None], grads: Sequence[fx.Node | None]) -> tuple[
@@ -270,8 +277,6 @@ def common(codes: Mapping[int, Code], every: bool) -> Outline | str:
     uses = tuple(map(min, zip(*(o.uses for o in outlines.values()), strict=True)))
     rows = [code.overlaps(uses) for code in codes.values()]
     overlaps = tuple(every or any(column) for column in zip(*rows, strict=True))
-    waits = {use for use in uses}
-    overlaps = tuple(o or g not in waits for g, o in enumerate(overlaps)) if every else overlaps
     return Outline(first.calls, uses, overlaps)
 
 

@@ -30,12 +30,32 @@ LIBRARY.define("region_backward(Tensor token, Tensor[] grads, int number) -> Ten
 
 @dataclass
 class Tracing:
-    """The regions of one capture; mesh: the plan's, None where there is no plan; running: what surrounds
-    the user's code on a type of device."""
+    """The regions of one capture.
+
+    mesh: the plan's, None where there is no plan. running: what surrounds the user's code on a type of
+    device. calls: what each call was made with, and its region. The tracer runs the forward more than once;
+    a call in the place of an equal one is that one, and is not rehearsed again.
+    """
 
     mesh: Mesh | None
     running: Callable[[str], contextlib.AbstractContextManager[Any]]
     regions: list[Region] = field(default_factory=list)
+    calls: list[tuple[Any, Region]] = field(default_factory=list)
+    _position: int = 0
+
+    def passing(self, device_type: str) -> contextlib.AbstractContextManager[Any]:
+        """What surrounds one run of the forward."""
+        self._position = 0
+        return self.running(device_type)
+
+    def call(self, facts: Any, make: Callable[[], Region]) -> Region:
+        """The region of the next call, made with `facts`."""
+        place, self._position = self._position, self._position + 1
+        if place < len(self.calls) and self.calls[place][0] == facts:
+            return self.calls[place][1]
+        found = make()
+        self.calls[place:] = [(facts, found)]
+        return found
 
     def number(self, found: Region) -> int:
         if found not in self.regions:
@@ -43,18 +63,20 @@ class Tracing:
         return self.regions.index(found)
 
 
-_TRACING: contextvars.ContextVar[Tracing | None] = contextvars.ContextVar("hyperparallel_tracing", default=None)
+_TRACING: contextvars.ContextVar[Tracing | None] = contextvars.ContextVar(
+    "hyperparallel_tracing", default=None
+)
 
 
 @contextlib.contextmanager
 def tracing(
     mesh: Mesh | None, running: Callable[[str], contextlib.AbstractContextManager[Any]]
-) -> Iterator[list[Region]]:
+) -> Iterator[Tracing]:
     """Collect the regions that are called under it."""
     found = Tracing(mesh, running)
     before = _TRACING.set(found)
     try:
-        yield found.regions
+        yield found
     finally:
         _TRACING.reset(before)
 
@@ -66,15 +88,18 @@ def active() -> Tracing | None:
 
 def traced(
     capture: Tracing, mesh: Mesh, name: str, body: Body, tensors: Sequence[Tensor],
-    in_layouts: Sequence[Entry], out_layouts: Sequence[Entry],
+    in_layouts: Sequence[Entry], out_layouts: Sequence[Entry], facts: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """A call of a region inside a capture."""
+    """A call of a region inside a capture; facts: what its code depends on beside the tensors."""
 
     def surrounded(*local: Tensor) -> tuple[Tensor, ...]:
         with capture.running(tensors[0].device.type):
             return body(*local)
 
-    region = _region(capture, mesh, name, surrounded, tensors, in_layouts, out_layouts)
+    region = capture.call(
+        (facts, [Form.of(x) for x in tensors], torch.is_grad_enabled()),
+        lambda: _region(capture, mesh, name, surrounded, tensors, in_layouts, out_layouts),
+    )
     results: tuple[Tensor, ...] = _Call.apply(capture.number(region), region, *tensors)  # type: ignore[no-untyped-call]
     return results[:-1]
 
@@ -114,7 +139,9 @@ def _region(
     for rank, kind in kinds.items():
         if kind != kinds[first_rank]:
             raise UserError(
-                f"results of {name}", f"{kind} on rank {rank}", f"{kinds[first_rank]}, as on rank {first_rank}"
+                f"results of {name}",
+                f"{kind} on rank {rank}",
+                f"{kinds[first_rank]}, as on rank {first_rank}",
             )
     outs, shapes = [], []
     for i, entry in enumerate(out_layouts):
@@ -154,8 +181,7 @@ def _regions() -> list[Region]:
     return found.regions
 
 
-@torch.library.register_fake("hyperparallel::region", lib=LIBRARY)
-def _(tensors: Sequence[Tensor], number: int) -> list[Tensor]:
+def _region_fake(tensors: Sequence[Tensor], number: int) -> list[Tensor]:
     region, like = _regions()[number], tensors[0]
     results = [
         like.new_empty(shape, dtype=form.dtype, device=form.device)
@@ -164,11 +190,14 @@ def _(tensors: Sequence[Tensor], number: int) -> list[Tensor]:
     return [*results, like.new_empty((), dtype=torch.int64)]
 
 
-@torch.library.register_fake("hyperparallel::region_backward", lib=LIBRARY)
-def _(token: Tensor, grads: Sequence[Tensor], number: int) -> list[Tensor]:
+def _backward_fake(token: Tensor, grads: Sequence[Tensor], number: int) -> list[Tensor]:
     region = _regions()[number]
     forms = [region.wholes[i] for i in region.grad_inputs]
     return [token.new_empty(form.shape, dtype=form.dtype) for form in forms]
+
+
+torch.library.register_fake("hyperparallel::region", _region_fake, lib=LIBRARY)
+torch.library.register_fake("hyperparallel::region_backward", _backward_fake, lib=LIBRARY)
 
 
 def lift_regions(graph: fx.Graph, regions: Sequence[Region]) -> None:

@@ -31,6 +31,9 @@ def train(
     compute: Annotated[
         str | None, typer.Option(help="bfloat16: mixed precision, summed over ranks in float32.")
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the timeline of one step, which Perfetto opens.")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare the losses with a short single-device run.")
     ] = False,
@@ -40,6 +43,7 @@ def train(
 
     options: dict[str, object] = {"compute": compute}
     options |= {"data": data, "tokenizer": tokenizer, "steps": steps, "run_folder": run_folder}
+    options["trace"] = trace
     request = read_request(
         model, mesh=mesh, plan=plan, overrides=fields or [], devices=devices, options=options
     )

@@ -47,6 +47,7 @@ class TrainConfig(BaseModel):
     checkpoint_every: int = Field(0, ge=0, description="steps between saves; 0: none")
     checkpoint_keep: int = Field(3, ge=0, description="checkpoints that stay; 0: all")
     resume: bool = Field(True, description="go on from the run folder's newest checkpoint")
+    trace: Path | None = Field(None, description="file for the timeline of one step (Perfetto)")
     tensorboard: bool = Field(False, description="write TensorBoard files to the run folder")
 
 

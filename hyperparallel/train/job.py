@@ -25,6 +25,7 @@ from hyperparallel.train.loop import TrainResult, train
 from hyperparallel.train.progress import ProgressLine
 from hyperparallel.train.steps import ShardedStep, SingleDeviceStep
 from hyperparallel.train.tokens import open_tokens
+from hyperparallel.train.tracing import TracedSteps
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,13 @@ def train_rank(session: Session, job: Job) -> TrainResult:
         if job.show is not None:
             job.show(record)
         sinks.append(ProgressLine(config.steps))
+    sharded = ShardedStep(step)
+    if config.trace is not None:
+        facts = {"model": config.model, "plan": record.plan_hash, "torch": str(torch.__version__)}
+        sharded = TracedSteps(step, config.trace, facts)
     return train(
         config,
-        ShardedStep(step),
+        sharded,
         batches,
         rank=session.rank,
         world=session.world_size,
@@ -98,6 +103,4 @@ def make_batches(job: Job) -> Batches:
 
 def adamw(config: TrainConfig, named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     """AdamW with the run's settings over (name, parameter) pairs."""
-    return torch.optim.AdamW(
-        named, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
-    )
+    return torch.optim.AdamW(named, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)

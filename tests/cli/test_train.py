@@ -55,6 +55,21 @@ def test_losses_equal_one_device_and_files_are_written(
     assert (tmp_path / "plan.html").exists()
 
 
+def test_one_step_is_traced(text: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    """The file has both ranks' spans, and compare reads it (a step is predicted well by itself)."""
+    trace = tmp_path / "step.json"
+    words = [TINY, "--mesh", "tp=2", "--data", str(text), "--run-folder", str(tmp_path / "run")]
+    done = _run(environment, *_command(*words, "--trace", str(trace)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = json.loads(trace.read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["pid"] for event in spans} == {0, 1}
+    assert {"matmul", "all_reduce", "wait", "clip", "update"} <= {event["cat"] for event in spans}
+    command = [sys.executable, "-m", "hyperparallel", "compare", str(trace), str(trace), "--within", "0.01"]
+    compared = _run(environment, *command)
+    assert compared.returncode == 0 and "same order of actions" in compared.stdout
+
+
 def test_an_old_run_folder_is_resumed(
     text: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

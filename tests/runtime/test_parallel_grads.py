@@ -213,7 +213,8 @@ def test_one_program_for_every_spelling_of_a_call(monkeypatch: pytest.MonkeyPatc
 
         def forward(self, x: Tensor, y: Tensor, scale: float = 1.0, z: Tensor | None = None) -> Tensor:
             found = self.linear(x) - scale * y
-            return (found if z is None else found * z).pow(2).sum()
+            loss: Tensor = (found if z is None else found * z).pow(2).sum()
+            return loss
 
     def check() -> None:
         model, plain = pair(Weighted, {"x": X, "y": 2 * X})

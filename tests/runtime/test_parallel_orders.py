@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
@@ -115,16 +115,17 @@ def test_checkpoints_of_any_order(name: str, tmp_path: Path) -> None:
         train(model, optimizer, range(2))
         with Checkpointer(tmp_path / "ours", rank=rank, world=4, store=store) as keeper:
             save(keeper, 2, model, optimizer)
-        dcp.save(model.state_dict(), checkpoint_id=tmp_path / "torch")
+        state_dict_saver.save(model.state_dict(), checkpoint_id=tmp_path / "torch")
         full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
         saved = copy.deepcopy(plain.state_dict())
         for key, value in full.items():
+            assert isinstance(value, torch.Tensor)
             assert_close(value, saved[key])
         true = train(plain, opt, range(2, 4))
         for target in (other, plan):
             again = parallelize(made(Wide), target, X)
             state = again.state_dict()
-            dcp.load(state, checkpoint_id=tmp_path / "torch")
+            state_dict_loader.load(state, checkpoint_id=tmp_path / "torch")
             for key, value in state.items():
                 assert_close(value, saved[key])
             again = parallelize(made(Wide), target, X)

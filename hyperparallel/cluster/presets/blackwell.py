@@ -17,7 +17,7 @@ from hyperparallel.cluster.tiers import Tier
 _MIB = 2**20
 _SHEET = "NVIDIA Blackwell data sheet (HGX B200, GB200 NVL72), dense"
 _ULTRA = "NVIDIA Blackwell Ultra data sheet (HGX B300, GB300 NVL72), dense"
-_GEMM = Gemm(peak=0.75, tile_m=128, tile_n=256, half_k=64)
+_GEMM = Gemm(peak=0.72, tile_m=128, tile_n=256, half_k=64)
 
 B200 = Device(
     name="b200",

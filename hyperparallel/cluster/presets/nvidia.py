@@ -38,7 +38,7 @@ H100_SXM = Device(
     launch_s=3e-6,
     units=132,
     collective_units=24,  # NCCL takes 16 to 32 channels of one SM each on NVLink; DeepSeek-V3 sets 20 aside
-    gemm=Gemm(peak=0.75, tile_m=128, tile_n=256, half_k=64),
+    gemm=Gemm(peak=0.70, tile_m=128, tile_n=256, half_k=64),
     source=f"{_H100_SHEET}; H100 architecture white paper (132 SMs); gemm and launch inferred",
 )
 

@@ -1,0 +1,179 @@
+"""validation_points.csv: runs from papers and repositories, each with the conventions of its source.
+
+TFLOP/s are turned into seconds with the source's own count of FLOPs (`_flops`): Narayanan et al. count
+recomputation (96 B s l h^2 (1 + s / 6h + V / 16 l h)), the Megatron-Core table does not (72, 12).
+What a source leaves out is filled in as its text says: see `SOURCES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from benchmarks.leaderboard.case import Case, Skipped
+from benchmarks.leaderboard.gpt import gpt
+from hyperparallel.cluster.cluster import Cluster
+from hyperparallel.cluster.presets import preset
+from hyperparallel.plan.strategy import Strategy
+from hyperparallel.workload.model import Model
+from hyperparallel.workload.presets import model_preset
+
+TABLE = "validation_points"
+
+
+class Source(NamedTuple):
+    """What holds for all rows of a source. flash: fused attention. overlap: gradients beside the backward.
+    zero: of the optimizer. sp: sequence parallelism where tp is used. recompute: where the row says nothing.
+    """
+
+    cluster: str
+    flash: bool = False
+    overlap: bool = False
+    zero: int = 0
+    sp: bool = False
+    recompute: str = "none"
+    recomputed_flops: bool = False
+
+
+SOURCES = {
+    "Narayanan21-T1": Source("a100", recompute="full", recomputed_flops=True),
+    "Narayanan21-T2 PTD": Source("a100", recompute="full", recomputed_flops=True),
+    "Narayanan21-T2 ZeRO-3": Source("a100", overlap=True, zero=3, recompute="full", recomputed_flops=True),
+    "Korthikanti22-T4": Source("a100"),
+    "Korthikanti22-T5": Source("a100"),
+    "MT-NLG22": Source("a100", recompute="full"),
+    "MegaScale24-T2 Megatron-LM": Source("a100", True, False, 1, True, "selective"),
+    "MegaScale24-T2 MegaScale": Source("a100", True, True, 1, True, "selective"),
+    "torchtitan": Source("h100-torchtitan", True, True, 3, True),
+    "Megatron-Core H100 table": Source("h100", True, True, 1, True),
+    "ModelLink mid-2024": Source("ascend-910b", True, True, 1, True),
+}
+MODELS = {
+    "Llama2-7B": "llama2-7b",
+    "Llama2-13B": "llama2-13b",
+    "Llama2-70B": "llama2-70b",
+    "Llama3-8B": "llama3.1-8b",
+    "Llama3-70B": "llama3.1-70b",
+    "CodeLlama-34B": "codellama-34b",
+    "LLaMA-65B": "llama-65b",
+    "Qwen1.5-32B": "qwen1.5-32b",
+    "Qwen1.5-72B": "qwen1.5-72b",
+    "Bloom-176B": "bloom-176b",
+    "GPT3-175B": "gpt3-175b",
+}
+
+
+def published_case(row: Mapping[str, str]) -> Case | Skipped:
+    """One row of validation_points.csv."""
+    source, name = row["source"], f"{row['source']}: {row['name']} on {row['n_dev']}"
+    facts = SOURCES.get(source)
+    if facts is None:
+        return Skipped(TABLE, name, "the row gives no layout" if "MFU" in row["metric"] else "unknown source")
+    number = {key: int(float(value)) for key, value in row.items() if _is_number(value) and key in NUMBERS}
+    model = _model(row, number)
+    if model is None:
+        return Skipped(TABLE, name, f"no facts of model {row['name']!r}")
+    devices, seq = number["n_dev"], number["seq"]
+    tp, cp, pp = number.get("tp", 1), number.get("cp", 1), number.get("pp", 1)
+    dp = number.get("dp", devices // (tp * cp * pp))
+    if tp * cp * pp * dp != devices:
+        return Skipped(TABLE, name, f"tp {tp} * cp {cp} * pp {pp} * dp {dp} is not {devices}")
+    batch = number.get("gbs_seq", number.get("mbs", 1) * dp)
+    strategy = _strategy(row, number, facts, dp)
+    cluster = _cluster(facts, devices)
+    seconds = _seconds(row, model, seq, batch, devices, facts)
+    if source == "Korthikanti22-T4":  # one layer alone, without embedding, head or optimizer
+        model = replace(model, vocab=0, positions=0, layers=((model.layer_at(0), 1),))
+    return Case(TABLE, source, f"{name} {strategy.words()}", model, cluster, seq, batch, strategy, seconds,
+                whole_step=source != "Korthikanti22-T4")  # fmt: skip
+
+
+NUMBERS = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq", "n_dev", "gbs_seq", "mbs",
+           "tp", "cp", "pp", "vpp", "dp", "fsdp")  # fmt: skip
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _model(row: Mapping[str, str], number: Mapping[str, int]) -> Model | None:
+    if row["name"].startswith("Llama3.1"):
+        return model_preset("llama3.1-" + row["name"].split()[1].lower())
+    if not row["hidden"]:
+        known = MODELS.get(row["name"])
+        return model_preset(known) if known else None
+    made = gpt(
+        number["hidden"], number.get("layers", 1), number["heads"], number["seq"],
+        number.get("vocab", 51200), number["ffn"],
+    )  # fmt: skip
+    if row["source"] == "MegaScale24-T2 MegaScale":  # attention and feed-forward part read one input
+        return replace(made, layers=tuple((replace(layer, parallel=True), n) for layer, n in made.layers))
+    return made
+
+
+def _strategy(row: Mapping[str, str], number: Mapping[str, int], facts: Source, dp: int) -> Strategy:
+    tp, pp = number.get("tp", 1), number.get("pp", 1)
+    micro = number.get("mbs", 1)
+    if row["source"] == "torchtitan" and pp > 1:
+        micro = 1  # the column is the local batch; its pipeline schedules run microbatches of one
+    recompute = {"full": "full", "selective": "selective", "SAC": "selective"}.get(
+        row["recompute"], facts.recompute
+    )
+    sp = facts.sp and tp > 1
+    if row["source"].startswith("Korthikanti"):
+        sp = row["sp"] == "1" or " sp" in row["name"]
+        kind = row["name"].rsplit(" ", 1)[-1]
+        recompute = row["recompute"] or {"full": "full", "selective": "selective", "sp+sel": "selective"}.get(
+            kind, "none"
+        )
+    return Strategy(
+        tp=tp,
+        cp=number.get("cp", 1),
+        pp=pp,
+        dp=dp,
+        virtual=number.get("vpp", 1) or 1,
+        microbatch=micro,
+        zero=facts.zero,
+        sp=sp,
+        recompute=recompute,  # type: ignore[arg-type]
+        dtype=row["precision"] or "bf16",
+        flash=facts.flash,
+        overlap=facts.overlap,
+        graph=False,
+    )
+
+
+def _cluster(facts: Source, devices: int) -> Cluster:
+    """torchtitan's H100 have HBM at 2.4 TB/s and are held to 500 W, which lowers their clock: sustained
+    matrix products fall with about the cube root of power (inferred)."""
+    if facts.cluster != "h100-torchtitan":
+        return preset(facts.cluster, max(8, devices))
+    cluster = preset("h100", max(8, devices))
+    share = cluster.device.gemm.peak * (500 / 700) ** (1 / 3)
+    device = replace(cluster.device, memory_bytes_s=2.4e12, gemm=replace(cluster.device.gemm, peak=share))
+    own = replace(cluster.memory[0], capacity_bytes=96e9, read_bytes_s=2.4e12, write_bytes_s=2.4e12)
+    return replace(cluster, name="h100-500w", device=device, memory=(own, *cluster.memory[1:]))
+
+
+def _seconds(
+    row: Mapping[str, str], model: Model, seq: int, batch: int, devices: int, facts: Source
+) -> float:
+    value, metric = row["value"], row["metric"]
+    if metric == "iteration time":
+        return float(value)
+    if metric == "fwd/bwd per layer":
+        return sum(float(part) for part in value.split("/")) / 1e3
+    if metric.startswith("tokens/s"):
+        return batch * seq / (float(value.split(";")[0]) * devices)
+    layers, hidden = model.num_layers, model.hidden
+    vocabulary = model.vocab / (12 * layers * hidden)
+    per_token = 72 * layers * hidden**2
+    factor = 1 + seq / (6 * hidden) + vocabulary
+    if facts.recomputed_flops:
+        per_token, factor = 96 * layers * hidden**2, 1 + seq / (6 * hidden) + vocabulary * 0.75
+    return per_token * factor * batch * seq / (float(value) * 1e12 * devices)

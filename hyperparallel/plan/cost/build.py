@@ -1,0 +1,75 @@
+"""From a model, a cluster, a batch and strategies to rows that can be priced."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hyperparallel.cluster.cluster import Cluster
+from hyperparallel.plan.cost.layer import layer_work
+from hyperparallel.plan.cost.rows import AGAIN, BACKWARD, FORWARD, HEAD, Rows, Segment, flatten
+from hyperparallel.plan.cost.work import Value, Work
+from hyperparallel.plan.strategy import Candidates
+from hyperparallel.workload.model import Model
+
+OPTIMIZER_BYTES = 30.0
+"""Read and written by Adam for one parameter: a 4-byte gradient, 4-byte master, two 4-byte moments each read
+and written, a 2-byte copy written."""
+
+LOSS_BYTES, UNFUSED_LOSS_BYTES = 40.0, 110.0
+"""For one logit, forward and backward: written in 16 bits, read and written in 32 by the softmax and loss."""
+
+
+def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candidates: Candidates) -> Rows:
+    """One row per candidate. seq: tokens of a sample. global_batch: samples in a step, over all ranks.
+
+    The microbatches of a rank are global_batch / (dp * microbatch), at least 1.
+    """
+    c = candidates
+    segments: list[Segment] = []
+    params: Value = 0.0
+    expert_params: Value = 0.0
+    saved: Value = 0.0
+    gathered = c.zero == 3
+    for layer, count in model.kinds:
+        work = layer_work(layer, model, seq, c)
+        whole = 2.0 * (work.params + work.expert_params) * gathered
+        segments.append(Segment(work.forward, FORWARD, count, whole))
+        segments.append(Segment(work.backward, BACKWARD, count, 2.0 * whole))
+        segments.append(Segment(work.again, AGAIN, count))
+        params = params + work.params * count
+        expert_params = expert_params + work.expert_params * count
+        saved = saved + work.saved_bytes * count
+    head = _head(model, seq, c)
+    segments.append(Segment(head, HEAD, 1.0 + model.mtp))
+    if model.mtp:
+        last = layer_work(model.layer_at(-1), model, seq, c)
+        for part, which in ((last.forward, FORWARD), (last.backward, BACKWARD), (last.again, AGAIN)):
+            segments.append(Segment(part, which, model.mtp))
+        params = params + last.params * model.mtp
+        expert_params = expert_params + last.expert_params * model.mtp
+    tokens = c.microbatch * seq / c.cp
+    row: dict[str, Value] = {
+        "layers": float(model.num_layers + model.mtp),
+        "microbatches": np.maximum(np.asarray(global_batch) / (c.dp * c.microbatch), 1.0),
+        "params": params / c.pp + model.embedding_params / c.tp,
+        "embedding": float(model.embedding_params + model.head_params) / c.tp,
+        "expert_params": expert_params / c.pp,
+        "boundary_bytes": 2.0 * tokens * model.hidden / c.tp,
+        "saved_bytes": saved / model.num_layers,
+        "tokens": np.asarray(global_batch) * float(seq),
+    }
+    return flatten(segments, c, cluster, row)
+
+
+def _head(model: Model, seq: int, c: Candidates) -> Work:
+    """Logits and loss, forward and backward, with the vocabulary cut over tp."""
+    work = Work()
+    tokens = c.microbatch * seq / c.cp
+    if model.vocab:
+        part = model.vocab / c.tp
+        work.product(tokens, part, model.hidden, low=False)
+        work.product(tokens, model.hidden, part, low=False)
+        work.product(part, model.hidden, tokens, low=False)
+        work.stream(np.where(c.flash > 0, LOSS_BYTES, UNFUSED_LOSS_BYTES) * tokens * part, 12.0)
+        work.stream(20.0 * tokens * model.hidden, 8.0)
+    return work

@@ -1,0 +1,238 @@
+"""One decoder layer as work: its matrix products, streamed bytes, messages and saved activations.
+
+With T = microbatch * seq / cp tokens on a rank and 2-byte elements:
+
+    products   forward (T, outputs, inputs) of each weight; backward the same volume twice
+    core       scores and weighted values; fused, or explicit with the softmax over T * seq * heads scores
+    streams    norms 4 h, residual and dropout 6 h, activations, rotary, permutations, each a few bytes
+               for every element read and written; backward 1.6 times as many
+    messages   tensor parallel: two sums of T h a pass (with `sp` a gather and a scatter each, and one
+               more gather in the backward), context parallel: keys and values gathered, experts: tokens
+               out and back, topk / tp of them
+    saved      the input of every product (once where several share it), queries, keys, values, inputs of
+               norms and activations, dropout masks; explicit attention also 5 bytes for each score
+               (Korthikanti et al. 2022, arXiv:2205.05198, whose totals this reproduces)
+
+Experts are balanced. Left out: padding of uneven heads, token dropping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hyperparallel.plan.cost.work import LayerWork, Message, Value, Work
+from hyperparallel.plan.strategy import RECOMPUTE, Candidates
+from hyperparallel.workload.linear import Linear
+from hyperparallel.workload.mlp import Mlp, Moe
+from hyperparallel.workload.model import Attention, Layer, Model, StateSpace
+
+BACKWARD_STREAM = 1.6
+SELECTIVE, FULL = RECOMPUTE.index("selective"), RECOMPUTE.index("full")
+
+
+@dataclass
+class _Sizes:
+    """What every part of a layer needs to know of the candidates."""
+
+    hidden: int
+    seq: int
+    tokens: Value
+    tp: Value
+    shared: Value
+    """Ranks over which the residual stream is cut: tp with sequence parallelism, else 1."""
+    candidates: Candidates
+    dropout: bool
+
+
+def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> LayerWork:
+    """The work of one microbatch in one layer on one rank, for all candidates at once.
+
+    seq: tokens of one sample (before context parallelism).
+    """
+    c = candidates
+    shared = np.where(c.sp > 0, c.tp, 1.0)
+    at = _Sizes(model.hidden, seq, c.microbatch * seq / c.cp, c.tp, shared, c, model.dropout > 0)
+    forward, core = Work(), Work()
+    parts = [part for part in (layer.attention, layer.cross, layer.mlp) if part is not None]
+    saved: Value = 0.0
+    params, expert_params = 0.0 * c.tp, 0.0 * c.tp
+    norm_bytes = 4.0 * layer.norms * at.tokens * at.hidden / shared
+    forward.stream(norm_bytes, layer.norms)
+    saved = saved + 2.0 * layer.norms * at.tokens * at.hidden / shared
+    core_saved: Value = 0.0
+    for part in parts:
+        if isinstance(part, Moe):
+            saved = saved + _experts(part, forward, at)
+            expert_params = expert_params + sum(x.params for x in part.routed(at.hidden)) / (c.ep * c.etp)
+            dense = [*part.router(at.hidden), *part.shared(at.hidden)]
+            saved = saved + _products(dense, forward, at)
+        else:
+            dense = list(part.linears(at.hidden))
+            saved = saved + _products(dense, forward, at)
+            if isinstance(part, Mlp):
+                saved = saved + _activation(part.width, part.gated, 1.0, forward, at)
+            else:
+                kept, scores = _core(part, core, at)
+                saved, core_saved = saved + kept, core_saved + scores
+                params = params + part.vector_params
+        if not (isinstance(part, Moe) and not part.shared_width):
+            _tensor_parallel(forward, at)
+        residual = 6.0 + (1.0 if at.dropout else 0.0)
+        forward.stream(residual * at.tokens * at.hidden / shared)
+        saved = saved + (at.tokens * at.hidden / shared if at.dropout else 0.0)
+        params = params + _held(dense, c.tp)
+    params = params + layer.norms * at.hidden * (2 if model.norm == "layer" else 1)
+    again = _joined(core.scaled(c.recompute == SELECTIVE), _joined(forward, core).scaled(c.recompute == FULL))
+    saved = np.where(c.recompute == FULL, 2.0 * at.tokens * at.hidden / shared, saved)
+    saved = saved + np.where(c.recompute == 0, core_saved, 0.0)
+    backward = _backward(forward, at)
+    return LayerWork(
+        _joined(forward, core),
+        _joined(backward, _core_backward(core, c)),
+        again,
+        saved,
+        params,
+        expert_params,
+    )
+
+
+def _held(linears: Sequence[Linear], tp: Value) -> Value:
+    """Parameters of these on one rank."""
+    return sum((x.params / (1.0 if x.cut == "none" else tp) for x in linears), start=0.0 * np.asarray(tp))
+
+
+def _groups(linears: Sequence[Linear]) -> list[tuple[Linear, int]]:
+    """Products that share an input are run as one: (the first of them, the sum of their outputs)."""
+    found: list[tuple[Linear, int]] = []
+    for linear in linears:
+        last = found[-1][0] if found else None
+        shape = (linear.inputs, linear.cut, linear.copies)
+        if last is not None and linear.cut == "out" and (last.inputs, last.cut, last.copies) == shape:
+            found[-1] = (last, found[-1][1] + linear.outputs)
+            continue
+        found.append((linear, linear.outputs))
+    return found
+
+
+def _products(linears: Sequence[Linear], work: Work, at: _Sizes) -> Value:
+    """Add these weight products; returns the bytes of their inputs that are saved."""
+    saved: Value = 0.0
+    for linear, outputs in _groups(linears):
+        rows = at.candidates.microbatch if linear.per_sample else at.tokens
+        inputs = linear.inputs / (at.tp if linear.cut == "in" else 1.0)
+        work.product(rows, outputs / (at.tp if linear.cut == "out" else 1.0), inputs)
+        whole = inputs if linear.cut == "in" else linear.inputs / at.shared
+        saved = saved + 2.0 * rows * whole
+    return saved
+
+
+def _activation(width: int, gated: bool, share: Value, work: Work, at: _Sizes) -> Value:
+    """The pointwise function between the two products of a feed-forward layer."""
+    elements = at.tokens * share * width / at.tp
+    work.stream(elements * (6.0 if gated else 4.0))
+    return elements * (4.0 if gated else 2.0)
+
+
+def _experts(moe: Moe, work: Work, at: _Sizes) -> Value:
+    """Router, dispatch, grouped products, combine; returns saved bytes."""
+    c = at.candidates
+    routed = at.tokens / at.shared * moe.topk  # token copies that leave this rank, and with balance arrive
+    size = moe.latent or at.hidden
+    local = moe.experts / c.ep
+    rows = routed * c.etp / local
+    saved: Value = 0.0
+    for linear, outputs in _groups(moe.routed(at.hidden)):
+        inputs = linear.inputs / (c.etp if linear.cut == "in" else 1.0)
+        work.product(rows, outputs / (c.etp if linear.cut == "out" else 1.0), inputs, copies=local)
+        saved = saved + 2.0 * rows * local * inputs
+    elements = routed * moe.width
+    work.stream(elements * (6.0 if moe.gated else 4.0))
+    work.permuted_bytes = work.permuted_bytes + routed * size * 2.0 * 4.0  # there and back, read and written
+    work.launches = work.launches + 8.0
+    for _ in ("out", "back"):
+        work.messages.append(Message("all_to_all", "ep", routed * size * 2.0, copies=moe.topk))
+        work.messages.append(Message("all_gather", "etp", routed * c.etp * size * 2.0))
+    return saved + elements * (4.0 if moe.gated else 2.0) + routed * size * 2.0
+
+
+def _core(part: Attention | StateSpace, work: Work, at: _Sizes) -> tuple[Value, Value]:
+    """Between the projections; returns bytes saved always, and those of scores that are saved if explicit."""
+    c = at.candidates
+    if not isinstance(part, Attention):
+        flops = at.tokens * part.core_flops(at.seq) / at.tp
+        work.product(at.tokens, flops / at.tokens / 2.0 / 128.0, 128.0, low=False, attention=True)
+        width = (part.inner + 2 * part.groups * part.state) / at.tp
+        work.stream(at.tokens * width * 12.0, 4.0)
+        return at.tokens * width * 2.0 * 3.0, 0.0
+    heads = part.heads / at.tp
+    keys = part.keys(at.seq, causal=True)
+    square = part.keys(at.seq, causal=False)
+    flash = c.flash > 0
+    visible = np.where(flash, keys, square)
+    rows = at.tokens / c.microbatch
+    many = c.microbatch * heads
+    for width, inner in ((part.head_dim, True), (part.value_dim, False)):
+        n, k = (visible, width) if inner else (width, visible)
+        work.product(rows, n, k, copies=many * flash, low=False, attention=True)
+        work.product(rows, n, k, copies=many * ~flash, low=False)
+    scores = at.tokens * heads * square
+    each = 8.0 + (5.0 if at.dropout else 0.0)
+    work.stream(np.where(flash, 0.0, scores * each))
+    wide = part.heads * (part.head_dim + part.value_dim) / at.tp
+    narrow = part.kv_heads * (part.head_dim + part.value_dim) / np.minimum(at.tp, part.kv_heads)
+    if part.kind == "mla":
+        narrow = wide
+    elements = at.tokens * (part.heads * part.head_dim / at.tp + narrow)
+    work.stream(elements * 4.0)
+    kv_bytes = 2.0 * at.tokens * c.cp * narrow
+    work.messages.append(Message("all_gather", "cp", kv_bytes, hidden=True))
+    kept = 2.0 * elements + np.where(flash, 4.0 * at.tokens * heads, 0.0)
+    return kept, np.where(flash, 0.0, scores * (5.0 if at.dropout else 2.0))
+
+
+def _tensor_parallel(work: Work, at: _Sizes) -> None:
+    """The sum after a row-cut product, or its two halves around it."""
+    num_bytes = 2.0 * at.tokens * at.hidden
+    sp = at.candidates.sp > 0
+    work.messages.append(Message("all_reduce", "tp", num_bytes, ~sp * 1.0, hidden=True))
+    work.messages.append(Message("all_gather", "tp", num_bytes, sp * 1.0, hidden=True))
+    work.messages.append(Message("reduce_scatter", "tp", num_bytes, sp * 1.0, hidden=True))
+
+
+def _backward(forward: Work, at: _Sizes) -> Work:
+    """Two products for each one, the same messages the other way round, one more gather with `sp`."""
+    work = Work()
+    for p in forward.products:
+        work.product(p.m, p.k, p.n, copies=p.copies, low=p.low)
+        work.product(p.n, p.k, p.m, copies=p.copies, low=p.low)
+    work.stream(forward.stream_bytes * BACKWARD_STREAM, (forward.launches - len(forward.products)) * 1.5)
+    work.permuted_bytes = forward.permuted_bytes
+    for message in forward.messages:
+        extra = 2.0 if message.axis == "tp" and message.kind == "all_gather" else 1.0
+        work.messages.append(message._replace(count=message.count * extra))
+    return work
+
+
+def _core_backward(core: Work, c: Candidates) -> Work:
+    """Fused attention forms the scores once more: 2.5 products for each; explicit attention 2."""
+    work = Work()
+    for p in core.products:
+        work.product(p.m, p.n, p.k, copies=p.copies * (2.5 if p.attention else 2.0), low=False)
+        work.products[-1] = work.products[-1]._replace(attention=p.attention)
+    work.stream(core.stream_bytes * BACKWARD_STREAM, 2.0)
+    work.messages += [m._replace(count=m.count * 2.0) for m in core.messages]
+    return work
+
+
+def _joined(*works: Work) -> Work:
+    """All of them in one."""
+    joined = Work()
+    for work in works:
+        joined.products += work.products
+        joined.messages += work.messages
+        joined.stream(work.stream_bytes, work.launches)
+        joined.permuted_bytes = joined.permuted_bytes + work.permuted_bytes
+    return joined

@@ -1,0 +1,187 @@
+"""Seconds of a training step in closed form, for all rows at once.
+
+A product takes
+
+    2 m n k copies * loss^waves / (peak * share * k / (k + half_k)),   at least its bytes / memory rate,
+
+loss being the part of the last wave of tiles that stays empty. A pass over a layer takes the larger (softly)
+of its device time and the time the host needs to start its kernels, then what is exposed of its messages.
+With t the time of a microbatch in one pipeline stage, m microbatches, p stages and v chunks per stage:
+
+    step = m * t_longest + (p - 1) / v * t + gradients + optimizer + constant
+
+(1F1B and interleaved: arXiv:2104.04473; zero-bubble: arXiv:2401.10241). Gradients travel beside the last
+backward where `overlap` says so. docs/simulator.md states every term.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hyperparallel.plan.cost.build import OPTIMIZER_BYTES
+from hyperparallel.plan.cost.collectives import KINDS, Groups, collective_seconds
+from hyperparallel.plan.cost.constants import Constants
+from hyperparallel.plan.cost.rows import AGAIN, BACKWARD, FORWARD, HEAD, Rows
+from hyperparallel.plan.cost.work import Array
+from hyperparallel.plan.strategy import SCHEDULES
+
+SHARPNESS = 3.0
+"""Power of the soft maximum of two times that may run beside one another."""
+
+GRADIENT_BYTES = 2.0
+
+TUNED_ATTENTION = 0.7
+
+QUANTISE_BYTES = 4.0
+"""Moved for each input element of a product in 8 bits or less: read for its scale, read and written."""
+
+STEP_SECONDS = 2e-3
+"""Once per step: clipping, logging, the host between steps."""
+
+ZB = SCHEDULES.index("zb-h1")
+
+
+@dataclass
+class StepTime:
+    """Seconds per step of each row, and what they are made of (they add up)."""
+
+    seconds: Array
+    compute: Array
+    exposed_tensor: Array
+    exposed_experts: Array
+    bubble: Array
+    exposed_gradients: Array
+    optimizer: Array
+    communication: Array
+    """Seconds of communication, exposed or not."""
+
+    @property
+    def exposed(self) -> Array:
+        return self.exposed_tensor + self.exposed_experts + self.exposed_gradients
+
+
+def soft_max(a: Array, b: Array) -> Array:
+    """The larger of two, a little more where they are near one another."""
+    top = np.maximum(np.maximum(a, b), 1e-30)
+    result: Array = top * ((a / top) ** SHARPNESS + (b / top) ** SHARPNESS) ** (1 / SHARPNESS)
+    return result
+
+
+def product_seconds(rows: Rows, constants: Constants) -> Array:
+    """Of each product."""
+    at = rows.segment_row[rows.product_segment]
+
+    def get(name: str) -> Array:
+        column: Array = rows.row[name][at]
+        return column
+
+    m, n, k, copies = rows.product_m, rows.product_n, rows.product_k, rows.product_copies
+    low = rows.product_low > 0
+    attention = rows.product_attention > 0
+    peak16 = get("peak16")
+    peak = np.where(low & (get("peak") > 0), get("peak"), peak16)
+    tiles = np.ceil(m / get("tile_m")) * np.ceil(n / get("tile_n")) * np.ceil(copies)
+    units = get("units")
+    loss = np.where(attention, 1.0, (np.ceil(tiles / units) * units / tiles) ** constants.waves)
+    half = get("half_k") * peak / peak16
+    tuned = get("graph") > 0
+    share = get("gemm") * constants.matmul
+    share = share * np.where(attention, np.where(tuned, TUNED_ATTENTION, constants.attention), k / (k + half))
+    seconds = 2.0 * m * n * k * copies * loss / (peak * share)
+    moved = 2.0 * copies * (m * k + k * n + m * n)
+    moved = np.where(attention, 0.0, moved)
+    rate = get("memory_bytes_s") * constants.memory
+    scaled = np.where(low & (peak > peak16), QUANTISE_BYTES * copies * (m * k + k * n), 0.0)
+    result: Array = np.maximum(seconds, moved / rate) + scaled / rate
+    return result
+
+
+def step_seconds(rows: Rows, constants: Constants) -> StepTime:
+    """Price every row."""
+    r = rows.row
+    segments, length = len(rows.segment_row), rows.length
+    at = rows.segment_row
+    device = np.bincount(rows.product_segment, product_seconds(rows, constants), segments)
+    device = device + (rows.segment_stream + rows.segment_permuted * constants.dispatch) / (
+        r["memory_bytes_s"][at] * constants.memory
+    )
+    host = rows.segment_launches * r["launch"][at] * np.where(r["graph"][at] > 0, 1.0, constants.host)
+    host = host * (1 + constants.jitter * (r["tp"][at] - 1))
+    compute = soft_max(device, host)
+    sent = rows.message_count * collective_seconds(
+        rows.message_kind, rows.message_bytes, rows.message_groups, constants, rows.message_copies
+    )
+    overlap = (r["overlap"] > 0)[at][rows.message_segment]
+    taken = r["taken"][at][rows.message_segment]
+    hidden = (rows.message_hidden > 0) & overlap
+    experts = rows.message_kind == KINDS.index("all_to_all")
+    shown = sent * np.where(hidden, constants.exposed + taken * (1 - constants.exposed), 1.0)
+    tensor = np.bincount(rows.message_segment, shown * ~experts, segments)
+    dispatch = np.bincount(rows.message_segment, shown * experts, segments)
+    travel = np.bincount(rows.message_segment, sent, segments)
+    gather = collective_seconds(np.ones(segments), rows.segment_gather, rows.groups["dp"].take(at), constants)
+    busy = compute + tensor + dispatch
+    fsdp = np.where(rows.segment_gather > 0, soft_max(busy, gather) - busy, 0.0)
+    fsdp = fsdp + r["taken"][at] * np.maximum(gather - fsdp, 0.0)
+    weight = rows.segment_layers * (rows.segment_pass != HEAD)
+
+    def per_row(values: Array, chosen: Array) -> Array:
+        return np.asarray(np.bincount(at, values * chosen, length), float)
+
+    is_head = (rows.segment_pass == HEAD) * rows.segment_layers
+    layers = per_row(compute, weight)
+    head = per_row(compute + tensor, is_head)
+    messages = per_row(tensor, weight)
+    routed = per_row(dispatch, weight)
+    params_wait = per_row(fsdp, weight)
+    p, v, m = r["pp"], r["virtual"], r["microbatches"]
+    stage = (layers + messages + routed + params_wait) / p
+    per_chunk = np.ceil(r["layers"] / (p * v))
+    longest = stage * per_chunk * p * v / r["layers"]
+    short = np.maximum(per_chunk * p * v - r["layers"], 0.0)
+    last = longest - short * stage * p / r["layers"] + head
+    longest = np.maximum(longest, last)
+    boundary = collective_seconds(np.full(length, 4.0), r["boundary_bytes"], rows.groups["pp"], constants)
+    sends = 2.0 * v * boundary * np.where((r["overlap"] > 0) & (v > 1), constants.exposed, 1.0)
+    cold = np.where(r["schedule"] == ZB, 1.0 / 3.0, 1.0) * (p - 1) / v
+    bubble = cold * (stage + sends) + m * (longest - stage - head / p)
+    gradients, travel_gradients = _gradients(rows, stage, constants)
+    optimizer = _optimizer(rows, constants)
+    exposed_tensor = m * (messages / p + params_wait / p + sends)
+    exposed_experts = m * routed / p
+    busy_row = m * (layers + head) / p
+    parts = (busy_row, exposed_tensor, exposed_experts, bubble, gradients, optimizer)
+    seconds = sum(parts[1:], start=parts[0])
+    moved = m * (per_row(travel, weight + is_head) + per_row(gather, weight)) / p + m * 2.0 * v * boundary
+    return StepTime(seconds, *parts, moved + travel_gradients)
+
+
+def _gradients(rows: Rows, stage: Array, constants: Constants) -> tuple[Array, Array]:
+    """(exposed, all) seconds of reducing gradients and gathering parameters once per step."""
+    r = rows.row
+    dense = np.where(r["pp"] > 1, np.maximum(r["params"], 0), r["params"])
+    reduce = np.full(rows.length, float(KINDS.index("all_reduce")))
+
+    def seconds(params: Array, groups: Groups) -> Array:
+        return collective_seconds(reduce, GRADIENT_BYTES * params, groups, constants)
+
+    everything = seconds(dense, rows.groups["dp"]) + seconds(r["expert_params"], rows.groups["edp"])
+    everything = np.where(r["zero"] == 3, 0.0, everything)
+    window = np.where(r["overlap"] > 0, stage, 0.0)
+    shown = np.maximum(soft_max(everything, window) - window, 0.0)
+    shown = shown + r["taken"] * np.maximum(everything - shown, 0.0)
+    return np.where(window > 0, shown, everything), everything
+
+
+def _optimizer(rows: Rows, constants: Constants) -> Array:
+    r = rows.row
+    ranks = np.where(r["zero"] >= 1, rows.groups["dp"].size, 1.0)
+    expert_ranks = np.where(r["zero"] >= 1, rows.groups["edp"].size, 1.0)
+    params = r["params"] / ranks + r["expert_params"] / expert_ranks
+    result: Array = params * OPTIMIZER_BYTES / (r["memory_bytes_s"] * constants.memory) + STEP_SECONDS
+    return result
+
+
+__all__ = ["AGAIN", "BACKWARD", "FORWARD", "StepTime", "product_seconds", "soft_max", "step_seconds"]

@@ -1,0 +1,195 @@
+"""Steps to be priced, flattened: every matrix product and message of every row in a few long arrays.
+
+A row is one (model, cluster, batch, strategy). Products and messages belong to segments (one kind of layer,
+one pass), segments to rows. Flattening is done once; pricing under other constants (`price.py`) is then a few
+vector operations over all rows, which is what makes fitting to a thousand published steps take seconds, and
+a search over fifty thousand strategies one second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from hyperparallel.cluster.cluster import Cluster
+from hyperparallel.cluster.placement import spans
+from hyperparallel.plan.cost.collectives import KINDS, Groups, groups_of
+from hyperparallel.plan.cost.work import Array, Value, Work
+from hyperparallel.plan.strategy import DTYPES, Candidates
+
+FORWARD, BACKWARD, AGAIN, HEAD = range(4)
+
+PRODUCT_COLUMNS = tuple(f"product_{x}" for x in ("segment", "m", "n", "k", "copies", "attention", "low"))
+MESSAGE_COLUMNS = tuple(f"message_{x}" for x in ("segment", "kind", "bytes", "count", "hidden", "copies"))
+SEGMENT_COLUMNS = tuple(f"segment_{x}" for x in ("layers", "launches", "stream", "gather", "permuted"))
+
+
+@dataclass
+class Rows:
+    """The flat arrays. Columns named `segment` and `row` point into the tables of those.
+
+    product_*: one entry per product and row: m, n, k, copies, attention (0 or 1), low (0 or 1).
+    message_*: kind (position in `KINDS`), bytes, count, hidden, copies, and its group.
+    segment_*: row, pass, layers (how many such layers the whole model has), launches, stream bytes, gathers
+    (seconds are spent on parameters gathered by ZeRO-3: bytes per layer).
+    row fields: see `build.py`, which fills them.
+    """
+
+    product_segment: Array
+    product_m: Array
+    product_n: Array
+    product_k: Array
+    product_copies: Array
+    product_attention: Array
+    product_low: Array
+    message_segment: Array
+    message_kind: Array
+    message_bytes: Array
+    message_count: Array
+    message_hidden: Array
+    message_copies: Array
+    message_groups: Groups
+    segment_row: Array
+    segment_pass: Array
+    segment_layers: Array
+    segment_launches: Array
+    segment_stream: Array
+    segment_gather: Array
+    segment_permuted: Array
+    row: dict[str, Array]
+    groups: dict[str, Groups]
+
+    @property
+    def length(self) -> int:
+        return len(self.row["pp"])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """One table of all rows, in order."""
+        segments = np.cumsum([0] + [len(p.segment_row) for p in parts])
+        starts = np.cumsum([0] + [p.length for p in parts])
+        values: dict[str, Any] = {}
+        for f in fields(cls):
+            columns = [getattr(p, f.name) for p in parts]
+            if f.name in ("product_segment", "message_segment"):
+                columns = [c + s for c, s in zip(columns, segments, strict=False)]
+            elif f.name == "segment_row":
+                columns = [c + s for c, s in zip(columns, starts, strict=False)]
+            if f.name == "row":
+                values["row"] = {k: np.concatenate([c[k] for c in columns]) for k in columns[0]}
+            elif f.name == "groups":
+                values["groups"] = {k: _join_groups([c[k] for c in columns]) for k in columns[0]}
+            elif f.name == "message_groups":
+                values[f.name] = _join_groups(columns)
+            else:
+                values[f.name] = np.concatenate(columns)
+        return cls(**values)
+
+
+def _join_groups(parts: Sequence[Groups]) -> Groups:
+    return Groups(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Groups)))
+
+
+@dataclass
+class Segment:
+    """One pass over one kind of layer, before flattening."""
+
+    work: Work
+    which: int
+    layers: Value
+    gather_bytes: Value = 0.0
+
+
+def flatten(
+    segments: Sequence[Segment], candidates: Candidates, cluster: Cluster, row: dict[str, Value]
+) -> Rows:
+    """The rows of one model on one cluster, one per candidate."""
+    count = len(candidates)
+    shape = np.ones(count)
+
+    def spread(value: Any) -> Array:
+        return np.broadcast_to(np.asarray(value, float), (count,))
+
+    products: list[list[Any]] = [[] for _ in range(7)]
+    messages: list[list[Any]] = [[] for _ in range(7)]
+    axes = _groups(cluster, candidates)
+    for index, segment in enumerate(segments):
+        place = np.arange(count) + index * count
+        for p in segment.work.products:
+            for column, value in zip(
+                products, (place, p.m, p.n, p.k, p.copies, p.attention, p.low), strict=True
+            ):
+                column.append(spread(value))
+        for m in segment.work.messages:
+            used = (spread(m.count) * (axes[m.axis].size > 1)).nonzero()[0]
+            entries = (place, KINDS.index(m.kind) * shape, m.num_bytes, m.count, m.hidden, m.copies)
+            for column, value in zip(messages[:6], entries, strict=True):
+                column.append(spread(value)[used])
+            messages[6].append(axes[m.axis].take(used))
+    flat = [np.concatenate(c) if c else np.zeros(0) for c in products]
+    sent = [np.concatenate(c) if c else np.zeros(0) for c in messages[:6]]
+    groups = _join_groups(messages[6]) if messages[6] else axes["tp"].take(np.zeros(0, int))
+    which = np.repeat([s.which for s in segments], count)
+    table = [
+        np.concatenate([spread(value) for value in column])
+        for column in zip(
+            *(
+                (s.layers, s.work.launches, s.work.stream_bytes, s.gather_bytes, s.work.permuted_bytes)
+                for s in segments
+            ),
+            strict=True,
+        )
+    ]
+    keep = flat[4] > 0
+    flat = [c[keep] for c in flat]
+    flat[0], sent[0] = flat[0].astype(int), sent[0].astype(int)
+    device = cluster.device
+    facts: dict[str, Value] = {
+        "peak": np.array([device.peak_flop_s.get(d, 0.0) for d in DTYPES])[candidates.dtype.astype(int)],
+        "peak16": device.peak_flop_s.get(
+            "bf16", device.peak_flop_s.get("fp16", max(device.peak_flop_s.values()))
+        ),
+        "memory_bytes_s": device.memory_bytes_s,
+        "launch": device.launch_s,
+        "units": device.units,
+        "gemm": device.gemm.peak,
+        "half_k": device.gemm.half_k,
+        "tile_m": device.gemm.tile_m,
+        "tile_n": device.gemm.tile_n,
+        "taken": device.collective_units / device.units + device.comm_slowdown - 1.0,
+    }
+    facts |= {
+        name: getattr(candidates, name) for name in ("tp", "pp", "dp", "cp", "virtual", "zero", "schedule")
+    }
+    facts |= {
+        "overlap": candidates.overlap,
+        "graph": candidates.graph,
+        "etp": candidates.etp,
+        "ep": candidates.ep,
+    }
+    columns: dict[str, Any] = dict(zip(PRODUCT_COLUMNS, flat, strict=True))
+    columns |= dict(zip(MESSAGE_COLUMNS, sent, strict=True))
+    columns |= dict(zip(SEGMENT_COLUMNS, table, strict=True))
+    return Rows(
+        **columns,
+        message_groups=groups,
+        segment_row=np.tile(np.arange(count), len(segments)),
+        segment_pass=which,
+        row={name: spread(value) for name, value in (facts | row).items()},
+        groups=axes,
+    )
+
+
+def _groups(cluster: Cluster, c: Candidates) -> dict[str, Groups]:
+    """The groups of every axis: tp innermost, then cp, dp and pp; experts fold over tp, cp and dp.
+
+    "dp" is what gradients are reduced over, dp * cp; "edp" the same for experts.
+    """
+    replicas = c.tp * c.cp * c.dp / (c.ep * c.etp)
+    tp, cp, dp, pp = spans(cluster, [x.astype(int) for x in (c.tp, c.cp, c.dp, c.pp)]).astype(float)
+    etp, ep, edp = spans(cluster, [x.astype(int) for x in (c.etp, c.ep, replicas)]).astype(float)
+    members = {"tp": tp, "cp": cp, "dp": cp * dp, "pp": pp, "etp": etp, "ep": ep, "edp": edp}
+    return {axis: groups_of(cluster, value.T) for axis, value in members.items()}

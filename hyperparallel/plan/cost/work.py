@@ -1,0 +1,96 @@
+"""What one microbatch asks of one device in one layer: kernels, messages and bytes kept, over candidates.
+
+Everything is an array over candidates (or a number that holds for all), so a layer is described once for a
+thousand strategies. Nothing here knows a device: `ops.py` and `collectives.py` price it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Value = Array | float
+
+
+class Product(NamedTuple):
+    """`copies` matrix products m x n x k, each reading and writing 2-byte elements.
+
+    low: runs in the strategy's own number format (the weight products); otherwise in 16 bits. attention: part
+    of fused attention, priced with that kernel's efficiency."""
+
+    m: Value
+    n: Value
+    k: Value
+    copies: Value = 1.0
+    low: bool = True
+    attention: bool = False
+
+
+class Message(NamedTuple):
+    """One collective over a parallel axis. num_bytes: of the whole tensor that is gathered, reduced or, for
+    an all-to-all or a send, of what one rank sends. hidden: may travel beside compute. copies: of an
+    all-to-all, how many of the bytes are copies of one another: a bundle of ranks behind one link is sent
+    them once."""
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+    axis: Literal["tp", "cp", "ep", "etp", "dp", "pp"]
+    num_bytes: Value
+    count: Value = 1.0
+    hidden: bool = False
+    copies: float = 1.0
+
+
+@dataclass
+class Work:
+    """Kernels and messages of one pass over a layer.
+
+    products: matrix products. stream_bytes: read and written by other kernels. launches: kernels that the
+    host starts. permuted_bytes: of tokens copied, sorted and summed around experts. messages: collectives.
+    """
+
+    products: list[Product] = field(default_factory=list)
+    stream_bytes: Value = 0.0
+    launches: Value = 0.0
+    permuted_bytes: Value = 0.0
+    messages: list[Message] = field(default_factory=list)
+
+    def product(self, m: Value, n: Value, k: Value, **more: bool | Value) -> None:
+        self.products.append(Product(m, n, k, **more))  # type: ignore[arg-type]
+        self.launches = self.launches + 1.0
+
+    def stream(self, num_bytes: Value, launches: Value = 1.0) -> None:
+        self.stream_bytes = self.stream_bytes + num_bytes
+        self.launches = self.launches + launches
+
+    def scaled(self, factor: Value) -> Work:
+        """`factor` times as much of everything (0 or 1 for each candidate, say)."""
+        return Work(
+            [p._replace(copies=p.copies * factor) for p in self.products],
+            self.stream_bytes * factor,
+            self.launches * factor,
+            self.permuted_bytes * factor,
+            [m._replace(count=m.count * factor) for m in self.messages],
+        )
+
+    def flops(self) -> Value:
+        """Of the matrix products."""
+        return sum((2.0 * p.m * p.n * p.k * p.copies for p in self.products), start=0.0)
+
+
+@dataclass
+class LayerWork:
+    """One layer of one microbatch: forward, backward without recomputation, and what is computed again.
+
+    saved_bytes: kept from forward to backward. params: elements held by this rank outside the experts, and
+    expert_params inside them (both after tp, ep and etp; before ZeRO).
+    """
+
+    forward: Work
+    backward: Work
+    again: Work
+    saved_bytes: Value
+    params: Value
+    expert_params: Value = 0.0

@@ -1,0 +1,174 @@
+"""How a training step is spread over devices: one strategy, and many at once as arrays.
+
+A strategy is what the planner searches over and what a `Plan` is made from. The number of devices is
+tp * cp * dp * pp; experts are spread over `ep` of the tp * cp * dp ranks of a pipeline stage (each expert
+cut over `etp` ranks), as Megatron-Core folds them (arXiv:2504.14960).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hyperparallel.errors import UserError, nearest
+
+Array = npt.NDArray[Any]
+RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("1f1b", "gpipe", "zb-h1")
+DTYPES = ("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to spread a training step.
+
+    tp, cp, pp, dp, ep, etp: sizes of the tensor, context, pipeline, data, expert and expert-tensor axes.
+    virtual: model chunks on each pipeline rank. microbatch: samples that one data-parallel rank works on at
+    once. zero: 0 keeps all states whole, 1 cuts optimizer states over dp * cp, 2 gradients too, 3 parameters
+    too. sp: norms and residuals are cut over tp along the sequence. recompute: what is computed again in the
+    backward ("selective": the attention core). schedule: of the pipeline. dtype: of the matrix products;
+    the parameters' own copy is 16-bit and the optimizer's 32-bit. offload: the share of optimizer states
+    kept in host memory. flash: fused kernels, so that attention keeps no scores and the loss makes few
+    passes. overlap: gradients and parameters of the data axis travel while other layers compute, and
+    tensor-parallel messages beside matrix products. graph: kernels are started from a recorded program, not
+    one by one from Python.
+
+    >>> Strategy(tp=2, dp=4).devices
+    8
+    """
+
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    etp: int = 1
+    virtual: int = 1
+    microbatch: int = 1
+    zero: int = 1
+    sp: bool = False
+    recompute: Literal["none", "selective", "full"] = "none"
+    schedule: Literal["1f1b", "gpipe", "zb-h1"] = "1f1b"
+    dtype: str = "bf16"
+    offload: float = 0.0
+    flash: bool = True
+    overlap: bool = True
+    graph: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "cp", "pp", "dp", "ep", "etp", "virtual", "microbatch"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or value < 1:
+                raise UserError(name, value, "a whole number of at least 1")
+        for name, allowed in (("recompute", RECOMPUTE), ("schedule", SCHEDULES), ("dtype", DTYPES)):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise UserError(name, value, " or ".join(allowed), nearest(str(value), allowed))
+        if self.zero not in (0, 1, 2, 3):
+            raise UserError("zero", self.zero, "0, 1, 2 or 3")
+        if not 0 <= self.offload <= 1:
+            raise UserError("offload", self.offload, "a share from 0 to 1")
+        if (self.tp * self.cp * self.dp) % (self.ep * self.etp):
+            allowed_ep = f"ep * etp must divide tp * cp * dp = {self.tp * self.cp * self.dp}"
+            raise UserError("ep * etp", self.ep * self.etp, allowed_ep)
+
+    @property
+    def devices(self) -> int:
+        return self.tp * self.cp * self.dp * self.pp
+
+    def words(self) -> str:
+        """As a report writes it.
+
+        >>> Strategy(tp=8, pp=4, dp=2, virtual=2, sp=True, recompute="selective").words()
+        'tp8 pp4x2 dp2 mb1 zero1 sp selective'
+        """
+        parts = [f"{axis}{getattr(self, axis)}" for axis in ("tp", "cp") if getattr(self, axis) > 1]
+        if self.pp > 1:
+            parts.append(f"pp{self.pp}" + (f"x{self.virtual}" if self.virtual > 1 else ""))
+        parts += [f"{axis}{getattr(self, axis)}" for axis in ("dp", "ep", "etp") if getattr(self, axis) > 1]
+        parts += [f"mb{self.microbatch}", f"zero{self.zero}"]
+        parts += ["sp"] if self.sp else []
+        parts += [self.recompute] if self.recompute != "none" else []
+        parts += [self.schedule] if self.pp > 1 and self.schedule != "1f1b" else []
+        parts += [f"offload {self.offload:.0%}"] if self.offload else []
+        return " ".join(parts)
+
+
+class Candidates:
+    """Many strategies as one array per field; `recompute`, `schedule` and `dtype` as positions in
+    `RECOMPUTE`, `SCHEDULES` and `DTYPES`."""
+
+    tp: Array
+    cp: Array
+    pp: Array
+    dp: Array
+    ep: Array
+    etp: Array
+    virtual: Array
+    microbatch: Array
+    zero: Array
+    sp: Array
+    recompute: Array
+    schedule: Array
+    dtype: Array
+    offload: Array
+    flash: Array
+    overlap: Array
+    graph: Array
+
+    def __init__(self, **columns: Any) -> None:
+        defaults = asdict(Strategy())
+        given = {name: np.asarray(_code(name, columns.get(name, defaults[name])), float) for name in defaults}
+        length = max((column.size for column in given.values()), default=1)
+        for name, column in given.items():
+            setattr(self, name, np.broadcast_to(column, (length,)) if column.size == 1 else column)
+        self.length = length
+
+    @classmethod
+    def of(cls, strategies: Iterable[Strategy]) -> Candidates:
+        """The same strategies, as arrays in the same order."""
+        rows = list(strategies)
+        return cls(**{f.name: [_code(f.name, getattr(r, f.name)) for r in rows] for f in fields(Strategy)})
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Strategy:
+        values: dict[str, Any] = {}
+        for field in fields(Strategy):
+            value = getattr(self, field.name)[index]
+            names = _NAMES.get(field.name)
+            if names is not None:
+                values[field.name] = names[int(value)]
+            elif field.name in ("sp", "flash", "overlap", "graph"):
+                values[field.name] = bool(value)
+            else:
+                values[field.name] = float(value) if field.name == "offload" else int(value)
+        return Strategy(**values)
+
+    def take(self, chosen: npt.NDArray[Any]) -> Candidates:
+        """Those at the given positions, or where a mask is true."""
+        return Candidates(**{f.name: getattr(self, f.name)[chosen] for f in fields(Strategy)})
+
+    @property
+    def devices(self) -> Array:
+        return self.tp * self.cp * self.dp * self.pp
+
+
+_NAMES: dict[str, Sequence[str]] = {"recompute": RECOMPUTE, "schedule": SCHEDULES, "dtype": DTYPES}
+
+
+def _code(name: str, value: Any) -> Any:
+    """Names become positions; numbers and arrays stay."""
+    names = _NAMES.get(name)
+    if names is None:
+        return value
+    if isinstance(value, str):
+        return names.index(value)
+    if isinstance(value, (list, tuple)):
+        return [_code(name, v) for v in value]
+    return value

@@ -58,7 +58,7 @@ class Built:
     def rank_program(self, rank: int, *, defer: bool = False, joint: bool = True) -> RankProgram:
         """The program of one rank.
 
-        defer: leave gradients pending over the batch axes. joint: forward and backward run as one.
+        defer: leave gradients pending (see `partition`). joint: forward and backward run as one.
         """
         program = partition(self.captured, self.workload, self.rules, self.decisions, rank, defer=defer)
         program.joint = joint
@@ -85,6 +85,7 @@ def build(
     loss: str | None = None,
     grad_outputs: Sequence[str] | None = None,
     whole_outputs: bool = False,
+    micro_batches: int = 1,
     rates: Rates | None = None,
     joint_passes: Sequence[JointPass] = JOINT_PASSES,
     rank_passes: Sequence[RankPass] = RANK_PASSES,
@@ -93,7 +94,8 @@ def build(
 
     loss: the one result to keep and to differentiate ("" finds it: the one called "loss", or the only
     one); None keeps all results, and differentiates `grad_outputs` (by default "loss" where there is one,
-    else all). whole_outputs: those results end whole on every rank. train, as_is: see `capture`.
+    else all). whole_outputs: those results end whole on every rank. micro_batches: how often the program
+    runs before gradients are reduced. train, as_is: see `capture`.
     Raises `CaptureError` where the module cannot be captured, `PlanError`/`LayoutError` for a plan that
     does not fit it.
     """
@@ -118,7 +120,7 @@ def build(
         roots = gradient_roots(list(captured.outputs))
     check_outputs(captured, roots)
     whole = frozenset(roots if whole_outputs else ())
-    decisions = decide(workload, rules, plan, rates, random=random, whole=whole)
+    decisions = decide(workload, rules, plan, rates, random=random, whole=whole, micro_batches=micro_batches)
     return Built(captured, workload, rules, decisions, rank_passes)
 
 

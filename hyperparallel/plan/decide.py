@@ -10,7 +10,6 @@ the inner.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -18,10 +17,12 @@ from hyperparallel.cluster import Rates
 from hyperparallel.errors import LayoutError
 from hyperparallel.layout import Layout, Mesh
 from hyperparallel.plan.plan import Plan, match
+from hyperparallel.plan.refine import refine
 from hyperparallel.shard.placements import WHOLE, Choice, Cut, Pending, Placement
 from hyperparallel.shard.rule import Rule
-from hyperparallel.shard.solve import AxisDecision, AxisTask, Progress, constant_ops, solve_axis
+from hyperparallel.shard.solve import constant_ops, solve_axis
 from hyperparallel.shard.spec import FactorCut, Spec, make_spec, spec_of_dims, spec_of_layout
+from hyperparallel.shard.task import AxisDecision, AxisTask, Progress
 from hyperparallel.workload import Workload
 
 OPTIMIZER_TOUCHES = 7.0
@@ -51,6 +52,10 @@ class Decisions:
     seconds: float
     bound_seconds: float
 
+    def accumulated(self, name: str) -> Spec:
+        """How a gradient lies while micro-batches are added up, apart from sums that wait for the last."""
+        return (self.used if self.plan.zero == 1 else self.stored)[name]
+
 
 def decide(
     workload: Workload,
@@ -60,15 +65,17 @@ def decide(
     *,
     random: frozenset[str] = frozenset(),
     whole: frozenset[str] = frozenset(),
+    micro_batches: int = 1,
     solver_seconds: float = 20.0,
 ) -> Decisions:
     """Derive a whole program from a plan.
 
     rules: per op name. random: names of ops that draw random numbers (never folded into constants).
-    whole: paths of results that every rank gets whole.
+    whole: paths of results that every rank gets whole. micro_batches: how often the program runs before
+    its gradients are reduced.
     Raises `PlanError`/`LayoutError` for declarations that match nothing or do not fit.
     """
-    settling = _Settling(workload, refine(plan, workload, rules), random, whole)
+    settling = _Settling(workload, refine(plan, workload, rules), random, whole, micro_batches)
     rates = rates or Rates()
     done = Progress()
     axes = []
@@ -89,59 +96,6 @@ def pinned(decisions: Decisions) -> Plan:
     return replace(decisions.plan, params=layouts, activations={}, fsdp=None, batch=batch)
 
 
-def refine(plan: Plan, workload: Workload, rules: Mapping[str, Rule]) -> Plan:
-    """Split axes that are larger than a head count they share a factor with: tp=4 and 2 heads -> 2 x 2."""
-    mesh = plan.mesh
-    for axis in mesh.names:
-        n = mesh.axis_size(axis)
-        if axis in plan.batch_axes or n < 4:
-            continue
-        shared: Counter[int] = Counter()
-        for op in workload.ops:
-            rule = rules[op.name]
-            for dims in (*rule.inputs, *(o for o in rule.outputs if o)):
-                for factors in dims:
-                    total = math.prod(rule.sizes[f] for f in factors)
-                    common = math.gcd(rule.sizes[factors[0]], n) if len(factors) > 1 else n
-                    if 1 < common < n and total % n == 0:
-                        shared[common] += 1
-        even = all(
-            size % n == 0
-            for name, (_, layout) in match(plan.params, workload.params, "params").items()
-            for size, axes in zip(workload.values[workload.params[name]].shape, layout.dims, strict=False)
-            if axis in axes
-        )
-        if shared and even:
-            outer = min(shared)
-            plan = _split_axis(plan, axis, (outer, n // outer))
-    return plan
-
-
-def _split_axis(plan: Plan, axis: str, sizes: tuple[int, int]) -> Plan:
-    names = (f"{axis}_0", f"{axis}_1")
-    mesh = plan.mesh.split(axis, dict(zip(names, sizes, strict=True)))
-
-    def split(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
-        return {
-            pattern: mesh(
-                *(
-                    tuple(part for name in dim for part in (names if name == axis else (name,)))
-                    for dim in layout.dims
-                )
-            )
-            for pattern, layout in layouts.items()
-        }
-
-    return replace(
-        plan,
-        mesh=mesh,
-        params=split(plan.params),
-        inputs=split(plan.inputs),
-        activations=split(plan.activations),
-        batch=plan.batch_axes,
-    )
-
-
 @dataclass
 class _Settling:
     """What the plan says, looked up for one workload."""
@@ -150,6 +104,7 @@ class _Settling:
     plan: Plan
     random: frozenset[str]
     whole: frozenset[str]
+    micro_batches: int
     declared: dict[str, tuple[str, Layout]] = field(init=False)
     inputs: dict[str, tuple[str, Layout]] = field(init=False)
     stored_on_batch: dict[str, tuple[int, str]] = field(init=False)
@@ -222,6 +177,9 @@ class _Settling:
             pins=pins,
             keeps_cuts=axis in self.plan.batch_axes,
             reduce=self.plan.reduce,
+            gradients=frozenset(work.grads.values()),
+            micro_batches=self.micro_batches,
+            late_cuts=axis in self.plan.batch_axes and self.plan.zero == 1,
         )
 
     def _param_places(self, name: str, value: str, axis: str, done: Progress) -> tuple[Placement, ...]:

@@ -19,8 +19,8 @@ from hyperparallel.shard.spec import Spec
 class JointProgram:
     """Loss and gradients in one call.
 
-    built: what all ranks share. With `defer`, gradients come back pending over the batch axes and
-    `finish` reduces them; without, `finish` changes nothing.
+    built: what all ranks share. With `defer`, gradients come back pending and `finish` reduces them;
+    without, `finish` changes nothing.
     """
 
     built: Built
@@ -33,7 +33,7 @@ class JointProgram:
         program = self.built.rank_program(self.here.rank, defer=self.defer)
         self.compiled = Compiled(program, self.here.binder(mesh, program), self.compile)
         self._finish: Compiled | None = None
-        if self.defer:
+        if any(spec.partial for spec in program.grad_specs.values()):
             last = self.built.reduction_program(program)
             self._finish = Compiled(last, self.here.binder(mesh, last))
         self.param_names = list(program.params)

@@ -2,8 +2,8 @@
 
 Forward and backward are one program, so a collective of the forward whose result only the caller wants
 can travel with one of the backward, and nothing goes through autograd. With `accumulate=k` the batch is
-cut in k micro-batches along dim 0; unless gradients are kept cut (fsdp, zero >= 2) their reduction over
-the batch axes is left pending until the last one. The loss is taken for a mean: micro-batches weigh by
+cut in k micro-batches along dim 0; sums of gradients over ranks wait for the last one, except over an axis
+that keeps gradients cut (fsdp, zero >= 2). The loss is taken for a mean: micro-batches weigh by
 their valid labels (or rows), so the result is that of the whole batch.
 
 The gradient norm counts every element once, whatever its layout: local squares are divided by the number
@@ -81,7 +81,7 @@ class TrainStep:
         self.loss, self.accumulate, self.clip, self.compile = loss, accumulate, clip, compile
         self.compute = plan.compute
         self.here = here or Here.in_job(plan.mesh)
-        self.defer = accumulate > 1 and (plan.fsdp is None or plan.zero == 1)
+        self.defer = accumulate > 1
         self.model = model
         self.state = ParallelState(self.here)
         self._programs: dict[Any, JointProgram] = {}
@@ -145,7 +145,7 @@ class TrainStep:
 
     def _build(self, model: nn.Module, batch: Any, plan: Plan) -> JointProgram:
         args, kwargs = call_of(batch)
-        built = build(model, plan, args, kwargs, loss=self.loss)
+        built = build(model, plan, args, kwargs, loss=self.loss, micro_batches=self.accumulate)
         (found,) = (built.workload.values[value] for value in built.workload.outputs.values())
         if found.shape or not built.workload.grads:
             kind = f"{found.dtype} of shape {list(found.shape)}"

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 import highspy
 import numpy as np
 
+LARGEST_COST = 1e4
+"""Costs are scaled to this, for tolerances are absolute (1e-7) and costs span eleven powers of ten."""
+
 
 class _Quiet(highspy.Highs):  # type: ignore[misc, unused-ignore]
     """HiGHS without callbacks: enabling them prints a banner before output can be switched off (1.16)."""
@@ -60,16 +63,18 @@ class IntegerProgram:
         """Add sum(plus) - sum(minus) >= bound."""
         self.row(plus, minus, bound, math.inf)
 
-    def solve(self, seconds: float, gap: float = 1e-4) -> tuple[list[float], float, float]:
+    def solve(self, seconds: float, gap: float = 1e-8) -> tuple[list[float], float, float]:
         """The solution, its cost, and a lower bound on the cost of any solution.
 
+        gap: by how much, relative to its cost, the solution may be worse than the best. Small, as one latency
+        is a small part of a long step; relaxations are near integral, so that costs little time.
         Raises RuntimeError when the program has no solution or the time ran out before one was found.
         """
         highs = _Quiet()
         highs.setOptionValue("threads", 1)
         highs.setOptionValue("time_limit", seconds)
         highs.setOptionValue("mip_rel_gap", gap)
-        scale = 1.0 / max(max(self.costs, default=1.0), 1e-30)
+        scale = LARGEST_COST / max(max(self.costs, default=1.0), 1e-30)
         highs.passModel(self._model(scale))
         highs.run()
         info = highs.getInfo()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from hyperparallel.cluster import Rates
 from hyperparallel.errors import PlanError
@@ -34,61 +33,14 @@ from hyperparallel.shard.placements import (
 from hyperparallel.shard.prices import ORDERLESS, carried_seconds, kind, op_seconds
 from hyperparallel.shard.program import IntegerProgram
 from hyperparallel.shard.rule import Rule
+from hyperparallel.shard.task import (
+    BATCH_GATHER_FACTOR,
+    DECLARED_GATHER_FACTOR,
+    AxisDecision,
+    AxisTask,
+    Progress,
+)
 from hyperparallel.workload import Op, Workload
-
-DECLARED_GATHER_FACTOR = 10.0
-"""A parameter that the user declared cut is used cut unless that is ten times as dear."""
-BATCH_GATHER_FACTOR = 1000.0
-"""What the batch axes cut is gathered only where nothing else is possible."""
-
-
-@dataclass(frozen=True)
-class AxisTask:
-    """What is settled on one axis before it is solved.
-
-    sources: the placements that each source value may start in (one: fixed).
-    sinks: the placements that a value must end in; a string instead names the source whose placement
-        the value must share (a gradient and its parameter).
-    declared: sources whose cut the user wrote.
-    update_bytes: bytes that the optimizer touches per source value.
-    """
-
-    name: str
-    size: int
-    sources: Mapping[str, tuple[Placement, ...]]
-    sinks: Mapping[str, tuple[Placement, ...] | str]
-    declared: frozenset[str] = frozenset()
-    update_bytes: Mapping[str, float] = field(default_factory=dict)
-    pins: Mapping[str, Placement] = field(default_factory=dict)
-    """Values that must be made in the placement given (what a declared module returns)."""
-
-    keeps_cuts: bool = False
-    """A batch axis: its cut of the batch is to be computed with, not gathered away."""
-
-    reduce: str = "float32"
-    """The dtype that carries reductions of 16-bit floats."""
-
-
-@dataclass
-class Progress:
-    """How far earlier axes have cut: ways per op and factor, and per value."""
-
-    factors: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
-    values: dict[str, int] = field(default_factory=lambda: defaultdict(lambda: 1))
-
-
-@dataclass(frozen=True)
-class AxisDecision:
-    """The choice of every op and the placement of every source on one axis, with its price."""
-
-    name: str
-    size: int
-    ops: Mapping[str, Choice]
-    sources: Mapping[str, Placement]
-    sinks: Mapping[str, Placement]
-    seconds: float
-    bound_seconds: float
-
 
 Have = dict[Placement, list[int]]
 """For each placement, the columns whose sum says whether it is there; [] never, [ALWAYS] always."""
@@ -121,7 +73,7 @@ class _AxisProgram:
         self.made: dict[str, Have] = {}
         self.made_by: dict[str, tuple[int, int]] = {}
         self.edges: dict[Hashable, float] = defaultdict(float)
-        self.edge_values: dict[Hashable, tuple[str, list[Have]]] = {}
+        self.edge_values: dict[Hashable, tuple[str, dict[bool, list[Have]]]] = {}
 
     def _id(self, thing: Hashable) -> int:
         """A small number that stands for an equal thing, cheap to hash."""
@@ -156,7 +108,7 @@ class _AxisProgram:
         return frozenset(places) if len(indexes) == 1 and None not in indexes else None
 
     def _update_seconds(self, value: str, place: Placement) -> float:
-        touched = self.task.update_bytes.get(value, 0.0) / self.done.values[value]
+        touched = self.task.update_bytes.get(value, 0.0) / self.done.values[value] / self.task.micro_batches
         return held_bytes(touched, place, self.task.size) / self.rates.memory_bytes_per_second
 
     def add_ops(self, constant: frozenset[str]) -> None:
@@ -223,21 +175,30 @@ class _AxisProgram:
 
     def collect_edges(self) -> None:
         """Group equal (producer, set of consumers) patterns, so that repeated layers share one edge."""
-        wants: dict[str, dict[Hashable, Have]] = defaultdict(dict)
+        wants: dict[str, dict[tuple[int | str, int], Have]] = defaultdict(dict)
         for op in self.workload.ops:
             key = self.op_key[op.name]
             for position, value in enumerate(op.inputs):
                 wants[value][key, position] = self.takes[key][position]
         for value, sink in self.task.sinks.items():
-            shared = self.made_by[sink] if isinstance(sink, str) else self._id(("sink", value, sink))
+            shared = self._id(self.made_by[sink] if isinstance(sink, str) else ("sink", value, sink))
             if not isinstance(sink, str) and len(sink) == 1:
-                shared = self._id(("sink", sink))
+                shared = self._id(("sink", sink, value in self.task.gradients))
             wants[value]["sink", shared] = self._sink(value, sink)
         for value, needs in wants.items():
             num_bytes = self.workload.values[value].num_bytes / self.done.values[value]
             key_of_edge = (self.made_by[value], frozenset(needs), num_bytes)
             self.edges[key_of_edge] += 1.0
-            self.edge_values.setdefault(key_of_edge, (value, list(needs.values())))
+            if key_of_edge not in self.edge_values:
+                self.edge_values[key_of_edge] = value, self._by_time(value, needs)
+
+    def _by_time(self, value: str, needs: Mapping[tuple[int | str, int], Have]) -> dict[bool, list[Have]]:
+        """Needs that conversions are shared among: True for those of the end of the step, of gradients."""
+        found: dict[bool, list[Have]] = defaultdict(list)
+        for (user, _), need in needs.items():
+            ends = user == "sink" or self.task.micro_batches == 1
+            found[ends and value in self.task.gradients].append(need)
+        return found
 
     def _sink(self, value: str, sink: tuple[Placement, ...] | str) -> Have:
         if isinstance(sink, str):
@@ -254,24 +215,31 @@ class _AxisProgram:
             value, needs = self.edge_values[key]
             have = self.made[value]
             num_bytes = self.workload.values[value].num_bytes / self.done.values[value]
-            price = self._prices(value, have, needs, num_bytes)
-            paid: dict[tuple[Placement, Placement], int] = {}
-            for need in needs:
-                self._transport(have, need, price, count, paid if len(needs) > 1 else None)
+            for last, group in needs.items():
+                price = self._prices(value, have, group, num_bytes, last)
+                paid: dict[tuple[Placement, Placement], int] = {}
+                for need in group:
+                    self._transport(have, need, price, count, paid if len(group) > 1 else None)
 
     def _prices(
-        self, value: str, have: Have, needs: Iterable[Have], num_bytes: float
+        self, value: str, have: Have, needs: Iterable[Have], num_bytes: float, last: bool
     ) -> dict[tuple[Placement, Placement], float]:
         wanted = {place for need in needs for place in need}
-        factor = DECLARED_GATHER_FACTOR if value in self.task.declared else 1.0
-        factor = BATCH_GATHER_FACTOR if self.task.keeps_cuts else factor
         n, axis, whole = self.task.size, self.task.name, self.workload.values[value]
         return {
             (a, b): carried_seconds(a, b, whole, num_bytes, n, axis, self.rates, self.task.reduce)
-            * (factor if isinstance(a, Cut) and not isinstance(b, Cut) else 1.0)
+            * self._aversion(value, a, b)
+            * (self.task.share(a, b) if last else 1.0)
             for a in have
             for b in wanted
         }
+
+    def _aversion(self, value: str, src: Placement, dst: Placement) -> float:
+        """How much dearer than it is a conversion counts: what was declared cut is to be computed with."""
+        if isinstance(src, Cut) and self.task.keeps_cuts:
+            return BATCH_GATHER_FACTOR if src != dst else 1.0
+        gathers = isinstance(src, Cut) and not isinstance(dst, Cut)
+        return DECLARED_GATHER_FACTOR if gathers and value in self.task.declared else 1.0
 
     def _transport(
         self,

@@ -213,7 +213,7 @@ class _Rank:
     def __init__(self, known: list[list[torch.Tensor]], number: int) -> None:
         self.known, self.number, self.calls = known, number, 0
 
-    def reduce(self, x: torch.Tensor, how: str, factor: str) -> torch.Tensor:
+    def reduce(self, x: torch.Tensor, how: str, factor: str, parts: int = 1) -> torch.Tensor:
         if self.calls == len(self.known):
             raise _Waiting(x, how, factor)
         self.calls += 1

@@ -110,7 +110,7 @@ def _nll(local: LocalOp) -> tuple[Any, ...]:
         losses = local.emit(like, found, scores)
         total = local.emit(torch.ops.aten.new_zeros.default, scores, [])
     else:
-        sums = local.reduce_over(local.emit(nll_sums, *every), "sum", local.pieces)
+        sums = local.reduce_over(local.emit(nll_sums, *every), "sum", local.pieces, parts=2)
         select = torch.ops.aten.select.int
         total = local.emit(select, sums, 0, 1)
         mean = reduction == MEAN

@@ -41,7 +41,8 @@ class LocalOp:
     args, kwargs: those of the op, with tensors replaced by local ones (or by their FX nodes).
     pieces: the cut factors, each with this rank's piece.
     emit: `emit(fn, *args, **kwargs)` calls `fn`, now or in the program being written.
-    reduce: `reduce(x, op, factor)` all-reduces x over the ranks that share `factor`'s cut.
+    reduce: `reduce(x, op, factor, parts)` all-reduces x over the ranks that share `factor`'s cut; x holds
+        `parts` numbers for each element of the op's result.
     """
 
     op: Op
@@ -51,7 +52,7 @@ class LocalOp:
     kwargs: Mapping[str, Any]
     pieces: Mapping[str, Piece]
     emit: Callable[..., Any]
-    reduce: Callable[[Any, str, str], Any]
+    reduce: Callable[..., Any]
 
     def size(self, factor: str) -> int:
         """The size of a factor on this rank."""
@@ -100,11 +101,11 @@ class LocalOp:
         """The positional arguments with one replaced."""
         return (*self.args[:position], value, *self.args[position + 1 :])
 
-    def reduce_over(self, x: Any, how: str, factors: Iterable[str]) -> Any:
+    def reduce_over(self, x: Any, how: str, factors: Iterable[str], parts: int = 1) -> Any:
         """All-reduce x over each cut factor in turn."""
         for factor in factors:
             if factor in self.pieces:
-                x = self.reduce(x, how, factor)
+                x = self.reduce(x, how, factor, parts)
         return x
 
     def call(

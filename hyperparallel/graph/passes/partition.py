@@ -42,7 +42,7 @@ def partition(
 ) -> RankProgram:
     """The program of `rank` (a rank of the plan's mesh).
 
-    defer: leave the reduction of gradients over the batch axes pending (`reduction` does it later).
+    defer: leave gradients pending where that takes no more memory (`reduction` does the rest later).
     """
     return _Partition(captured, workload, rules, decisions, rank, defer).run()
 
@@ -244,8 +244,8 @@ class _Partition:
             kind, axes, num_bytes, value, self.module, self.backward, self.reason, dtype
         )
 
-    def _reduce(self, x: Any, how: str, factor: str) -> Any:
-        """All-reduce inside an op, over the axes that cut one of its factors."""
+    def _reduce(self, x: Any, how: str, factor: str, parts: int = 1) -> Any:
+        """All-reduce inside an op, over the axes that cut one of its factors (see `LocalOp.reduce`)."""
         assert self.node is not None
         op, cuts = self.ops[self.node.name], self.decisions.cuts[self.node.name]
         if factor not in cuts:
@@ -254,7 +254,7 @@ class _Partition:
         started = self._emit(communication.all_reduce_start, x, how, axes)
         n = ways(axes, self.mesh)
         dtype = carrier(self.workload.values[op.inputs[0]].dtype, "sum", "float32")
-        moved = self._reduced_elements(factor, cuts) * getattr(torch, dtype).itemsize
+        moved = parts * self._reduced_elements(factor, cuts) * getattr(torch, dtype).itemsize
         self._note_transfer(started, "all_reduce", axes, 2 * (n - 1) * moved // n, op.name, dtype)
         return self._emit(communication.wait, started)
 
@@ -272,14 +272,12 @@ class _Partition:
 
     def _grad_spec(self, name: str, value: str) -> Spec:
         """The layout in which the program leaves a gradient."""
-        stored = self.decisions.stored[name]
+        stored, kept = self.decisions.stored[name], self.decisions.accumulated(name)
         if not self.defer:
             return stored
-        made = self.made[value][1]
-        batch = set(self.decisions.plan.batch_axes)
-        pending = {axis: how for axis, how in made.partial if axis in batch}
-        used = self.decisions.used[name]
-        return make_spec(self.mesh, used.dims, pending) if pending else stored
+        partial = self.made[value][1].partial
+        pending = {axis: how for axis, how in partial if how == "sum" and axis not in kept.axes}
+        return make_spec(self.mesh, kept.dims, pending) if pending else stored
 
     def _owned(self, node: fx.Node, owned: set[fx.Node]) -> fx.Node:
         """A gradient that can be scaled or added to in place: a copy where its memory has another owner."""

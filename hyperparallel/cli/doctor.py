@@ -1,20 +1,35 @@
-"""`hyperparallel doctor`: what this machine has, and what would work on it.
+"""`hyperparallel doctor`: what this machine has, what would work on it, and how fast it is.
 
-Exit status 0 if training on local ranks would work, 1 if something that it needs is missing.
+Exit status 0 if training on local ranks would work, 1 if something that it needs is missing. `--calibrate`
+times the machine and keeps the description that plans for the cluster "laptop" are made with.
 """
 
 from __future__ import annotations
 
+import datetime
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from hyperparallel.cli.machine import Finding, findings, num_cores
+from hyperparallel.cli.machine import Finding, findings, memory_bytes, num_cores
+from hyperparallel.cluster import Cluster
+from hyperparallel.cluster.presets.laptop import calibrated_path
+from hyperparallel.errors import UserError
 
 MARKS = {True: "ok", None: "--", False: "NO"}
 
 
-def doctor() -> None:
+def doctor(
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help='Time this machine and describe it as the cluster "laptop".')
+    ] = False,
+    ranks: Annotated[
+        int, typer.Option("--ranks", help="Local ranks that compute at once while calibrating.", min=1)
+    ] = 4,
+) -> None:
     """Say what this machine has and what would work; exit status 1 if training would not."""
     found = findings()
     width = max(len(item.name) for item in found)
@@ -24,7 +39,56 @@ def doctor() -> None:
     typer.echo("")
     for sentence in verdicts(found):
         typer.echo(sentence)
-    raise typer.Exit(1 if missing(found) else 0)
+    if missing(found):
+        raise typer.Exit(1)
+    if calibrate:
+        typer.echo("")
+        typer.echo(f"Timing {ranks} ranks at once; about half a minute on an idle machine.")
+        for sentence in calibrated(ranks):
+            typer.echo(sentence)
+
+
+def calibrated(ranks: int) -> list[str]:
+    """Time this machine, write its description where `preset("laptop")` looks; say what was found."""
+    from hyperparallel.cluster.calibration import describe
+    from hyperparallel.runtime.calibrate import measure
+
+    path = calibrated_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise UserError(
+            "cache folder", str(path.parent), f"a folder to write to ({error.strerror})"
+        ) from None
+    timings = measure(ranks, memory_bytes()[0], path.parent)
+    cluster = describe(timings, f"on {datetime.date.today().isoformat()}")
+    _replace(path, cluster.to_yaml())
+    return [*figures(cluster), f"Written to {path}; `preset` and `--cluster` know it as laptop."]
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write whole or not at all: a plan may read the file meanwhile."""
+    fresh = path.with_suffix(f".{os.getpid()}.tmp")
+    fresh.write_text(text, encoding="utf-8")
+    os.replace(fresh, path)
+
+
+def figures(cluster: Cluster) -> list[str]:
+    """What one rank does per second, a line each."""
+    device, host, disk = cluster.device, cluster.tier("host"), cluster.tier("disk")
+    lines = [f"matrix products  {peak / 1e9:.3g} GFLOP/s {name}" for name, peak in device.peak_flop_s.items()]
+    lines.append(
+        f"memory           {device.memory_bytes_s / 1e9:.3g} GB/s, copies {host.read_bytes_s / 1e9:.3g}"
+    )
+    lines.append(f"one small op     {device.launch_s * 1e6:.3g} us")
+    for link in cluster.fabric:
+        lines.append(f"collectives      {link.latency_s * 1e6:.3g} us and {link.bytes_s / 1e9:.3g} GB/s")
+    lines.append(
+        f"disk             {disk.read_bytes_s / 1e9:.3g} GB/s read, {disk.write_bytes_s / 1e9:.3g} written"
+    )
+    return lines
 
 
 def missing(found: Sequence[Finding]) -> list[str]:
@@ -45,8 +109,7 @@ def verdicts(found: Sequence[Finding]) -> list[str]:
     elif devices:
         said.append("CUDA devices are there but NCCL is not: ranks would talk over gloo.")
     said.append(
-        f"Training on CPU ranks over gloo would work; {cores} ranks keep {cores} cores busy, "
-        "more take turns."
+        f"Training on CPU ranks over gloo would work; {cores} ranks keep {cores} cores busy, more take turns."
     )
     compiler = by_name["C++ compiler"].good
     said.append(f"compile=True would {'work' if compiler else 'not work'} on CPU ranks.")

@@ -80,6 +80,17 @@ def _cores() -> Iterator[Finding]:
 
 
 def _memory() -> Finding:
+    total, free = memory_bytes()
+    if not total:
+        return Finding("memory", "unknown", None)
+    good = free >= SMALL_MEMORY_BYTES
+    advice = "" if good else f"a rank takes about half a GB; {bytes_words(free)} is little"
+    found = f"{bytes_words(total)}, {bytes_words(free)} available"
+    return Finding("memory", found, good or None, advice)
+
+
+def memory_bytes() -> tuple[int, int]:
+    """(total, available) memory of this machine or container; zeros where the system doesn't say."""
     lines = _meminfo()
     total, free = lines.get("MemTotal", 0), lines.get("MemAvailable", 0)
     limit = _cgroup("memory.max")
@@ -87,12 +98,7 @@ def _memory() -> Finding:
         used = int((_cgroup("memory.current") or ["0"])[0])
         total = min(total, int(limit[0])) if total else int(limit[0])
         free = min(free, max(0, total - used)) if free else total - used
-    if not total:
-        return Finding("memory", "unknown", None)
-    good = free >= SMALL_MEMORY_BYTES
-    advice = "" if good else f"a rank takes about half a GB; {bytes_words(free)} is little"
-    found = f"{bytes_words(total)}, {bytes_words(free)} available"
-    return Finding("memory", found, good or None, advice)
+    return total, free
 
 
 def _meminfo() -> dict[str, int]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from hyperparallel.cli import doctor, machine
 from hyperparallel.cli.machine import Finding
+from hyperparallel.cluster.calibration import Timings
+from hyperparallel.cluster.presets import preset
+from hyperparallel.errors import UserError
+from tests.cluster.test_calibration import timings
 
 GOOD = [Finding("cores", "2"), Finding("NCCL", "no", None), Finding("C++ compiler", "/bin/g++")]
 
@@ -52,6 +57,34 @@ def test_a_memory_limit_of_the_container_counts(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(machine, "_cgroup", lambda name: files.get(name, []))
     found = machine._memory()
     assert found.found == "3 GB, 2 GB available" and found.good is None
+
+
+@pytest.mark.fake
+def test_calibrating_writes_what_the_laptop_preset_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def measured(ranks: int, memory: float, folder: Path) -> Timings:
+        asked.append(ranks)
+        return timings(ranks=ranks)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("hyperparallel.runtime.calibrate.measure", measured)
+    said = "\n".join(doctor.calibrated(2))
+    assert asked == [2] and preset("laptop").num_devices == 2
+    assert "40 GFLOP/s fp32" in said and str(tmp_path) in said
+    assert [path.name for path in (tmp_path / "hyperparallel").iterdir()] == ["laptop.yaml"]
+
+
+@pytest.mark.fake
+def test_a_cache_folder_that_cannot_be_written_is_said_before_timing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hyperparallel").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="cache folder"):
+        doctor.calibrated(2)
 
 
 @pytest.mark.fake

@@ -1,0 +1,220 @@
+"""Times this machine's CPU ranks: products, memory, kernel starts, collectives, disk.
+
+All ranks do the same thing at the same time, for a fixed stretch rather than a fixed count, so that ranks
+that take turns on a core are seen as slow as they are in a run. A figure is the mean over ranks in the best
+of a few stretches: other work on the machine only makes things slower. What is made of the timings stands in
+`cluster/calibration.py`.
+
+CPU only: a machine with GPUs is described by a preset.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hyperparallel.cluster.calibration import Collective, Matmul, Timings
+from hyperparallel.runtime import collectives
+from hyperparallel.runtime.group import Group
+from hyperparallel.runtime.launch import launch
+from hyperparallel.runtime.session import Session
+
+SHAPES = (
+    (128, 256, 256), (512, 128, 256), (512, 256, 256), (512, 512, 256), (512, 256, 512), (512, 1024, 256),
+    (2048, 256, 1024), (1024, 1024, 1024), (512, 512, 32), (512, 512, 64), (512, 512, 128),
+)  # fmt: skip
+"""m, n, k: what small models on a laptop multiply, with short sums for `half_k`."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MEMORY_ELEMENTS = (1 << 16, 1 << 17, 1 << 19, 1 << 21)
+MESSAGE_ELEMENTS = (1 << 8, 1 << 14, 1 << 17, 1 << 20)
+KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is timed: stretch_s and repeats per figure, and the sizes."""
+
+    stretch_s: float = 0.08
+    repeats: int = 3
+    shapes: tuple[tuple[int, int, int], ...] = SHAPES
+    messages: tuple[int, ...] = MESSAGE_ELEMENTS
+    disk_bytes: int = 128 << 20
+
+
+Key = tuple[str | int, ...]
+"""Names one figure: ("fp32", m, n, k), ("memory", elements), ("launch",), ("copy",)."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one rank timed: seconds per call in every stretch; collectives as they are reported."""
+
+    threads: int
+    stretches: dict[Key, list[float]]
+    collectives: list[Collective]
+
+
+def measure(
+    ranks: int, memory_bytes: float, folder: Path, work: Work | None = None, threads: int | None = None
+) -> Timings:
+    """Time this machine with `ranks` ranks; about a hundred figures, so half a minute.
+
+    memory_bytes: what the machine has. folder: the disk to time, in a file that is removed again. threads:
+    per rank, by default the cores shared out. Raises `RunError` where ranks fail.
+    """
+    work = work or Work()
+    found: list[Found] = launch(_measure, ranks, args=(work,), timeout=600, threads=threads)
+    best = {key: _best([one.stretches[key] for one in found]) for key in found[0].stretches}
+    read, write = disk_rates(folder, work.disk_bytes)
+    return Timings(
+        ranks=ranks,
+        threads=found[0].threads,
+        matmuls={name: [Matmul(m, n, k, best[name, m, n, k]) for m, n, k in work.shapes] for name in DTYPES},
+        memory=[(3.0 * 4 * count, best["memory", count]) for count in MEMORY_ELEMENTS],
+        launch_s=best[("launch",)],
+        collectives=[
+            replace(same[0], seconds=max(row.seconds for row in same))
+            for same in zip(*(one.collectives for one in found), strict=True)
+        ],
+        copy_bytes_s=4 * MEMORY_ELEMENTS[-1] / best[("copy",)],
+        disk_read_bytes_s=read,
+        disk_write_bytes_s=write,
+        memory_bytes=memory_bytes,
+        disk_bytes=shutil.disk_usage(folder).free,
+    )
+
+
+def _best(stretches: Sequence[Sequence[float]]) -> float:
+    """Seconds per call of the best stretch, which all ranks spent together; one list per rank."""
+    together: list[tuple[float, ...]] = list(zip(*stretches, strict=True))
+    return min(sum(seconds) / len(seconds) for seconds in together)
+
+
+def _measure(session: Session, work: Work) -> Found:
+    """What one rank times; every rank times the same in the same order."""
+    torch.manual_seed(0)
+    calls: dict[Key, Callable[[], object]] = {}
+    for name, dtype in DTYPES.items():
+        calls.update({(name, *shape): _product(shape, dtype) for shape in work.shapes})
+    calls.update({("memory", count): _addition(count) for count in MEMORY_ELEMENTS})
+    calls[("launch",)] = _addition(16)
+    source, target = torch.rand(MEMORY_ELEMENTS[-1]), torch.empty(MEMORY_ELEMENTS[-1])
+    calls[("copy",)] = lambda: target.copy_(source)
+    with torch.no_grad():
+        stretches = {key: _stretches(call, work) for key, call in calls.items()}
+        return Found(torch.get_num_threads(), stretches, list(_collectives(session, work)))
+
+
+def _product(shape: tuple[int, int, int], dtype: torch.dtype) -> Callable[[], object]:
+    m, n, k = shape
+    a, b = torch.rand(m, k, dtype=dtype), torch.rand(n, k, dtype=dtype).t()
+    return lambda: torch.mm(a, b)
+
+
+def _addition(count: int) -> Callable[[], object]:
+    a, b = torch.rand(count), torch.rand(count)
+    return lambda: torch.add(a, b)
+
+
+def _stretches(call: Callable[[], object], work: Work) -> list[float]:
+    """Seconds per call in each of `repeats` stretches, which all ranks begin together."""
+    call()
+    found = []
+    for _ in range(work.repeats):
+        dist.barrier()
+        begin, calls, elapsed = time.perf_counter(), 0, 0.0
+        while elapsed < work.stretch_s or calls < 3:
+            call()
+            calls += 1
+            elapsed = time.perf_counter() - begin
+        found.append(elapsed / calls)
+    return found
+
+
+def _collectives(session: Session, work: Work) -> Iterator[Collective]:
+    """Pairs side by side, then all ranks; a rank without a partner reports no time for pairs."""
+    world = session.world_size
+    pairs = [(rank, rank + 1) for rank in range(0, world - 1, 2)]
+    session.groups.ensure(pairs)
+    mine = next((pair for pair in pairs if session.rank in pair), None)
+    groups: list[tuple[int, Group | None]] = []
+    if world > 2:
+        groups.append((2, session.groups.get(mine) if mine else None))
+    if world > 1:
+        groups.append((world, session.groups.world))
+    for size, group in groups:
+        for kind in KINDS:
+            for count in work.messages:
+                wire = 4.0 * count * (size - 1) / size * (2 if kind == "all_reduce" else 1)
+                yield Collective(kind, size, wire, _collective(kind, count, group, work))
+
+
+def _collective(kind: str, count: int, group: Group | None, work: Work) -> float:
+    """Seconds per collective; all members make the same number of calls, or they would wait for ever."""
+    call: Callable[[], object] = _transfer(kind, count, group) if group else (lambda: None)
+    longest = torch.zeros(1)
+    for _ in range(3):  # the first touches new memory
+        begin = time.perf_counter()
+        call()
+        longest[0] = time.perf_counter() - begin
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    calls = max(3, min(2000, int(work.stretch_s / float(longest))))
+    best = float("inf")
+    for _ in range(work.repeats):
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        best = min(best, (time.perf_counter() - begin) / calls)
+    return best if group else 0.0
+
+
+def _transfer(kind: str, count: int, group: Group) -> Callable[[], object]:
+    share = [count // group.size] * group.size
+    x = torch.rand(sum(share))
+    if kind == "all_reduce":
+        return lambda: collectives.wait(collectives.all_reduce_start(x, "sum", group))
+    if kind == "all_gather":
+        piece = x[: share[0]].clone()
+        return lambda: collectives.wait(collectives.all_gather_start(piece, 0, share, group))
+    return lambda: collectives.wait(collectives.reduce_scatter_start(x, 0, share, "sum", group))
+
+
+def disk_rates(folder: Path, num_bytes: int) -> tuple[float, float]:
+    """(read, write) bytes per second of one file in `folder`, past the page cache where the system allows."""
+    block = os.urandom(1 << 20)
+    blocks = max(1, num_bytes >> 20)
+    with _scratch(folder) as descriptor:
+        begin = time.perf_counter()
+        for _ in range(blocks):
+            os.write(descriptor, block)
+        os.fsync(descriptor)
+        written = time.perf_counter() - begin
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        begin = time.perf_counter()
+        while os.read(descriptor, 1 << 20):
+            pass
+        read = time.perf_counter() - begin
+    return blocks * len(block) / read, blocks * len(block) / written
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[int]:
+    descriptor, name = tempfile.mkstemp(prefix="calibrate-", dir=folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+        os.unlink(name)

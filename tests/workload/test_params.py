@@ -14,6 +14,7 @@ from transformers import (
     ViTForImageClassification,
     ViTModel,
 )
+from transformers.modeling_layers import MtpModel
 
 from hyperparallel.workload.hf_config import FAMILIES, model_from_config
 from hyperparallel.workload.model import Model, Moe
@@ -87,3 +88,16 @@ def test_the_split_of_a_layer_follows_the_names_of_the_weights(name: str) -> Non
     split = [(model.layer_params(layer), count) for layer, count in model.kinds]
     assert sum(part.attention * count for part, count in split) == attention
     assert sum(part.mlp * count for part, count in split) == mlp
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+def test_extra_predictions(name: str) -> None:
+    keys = {**CONFIGS[name], "num_mtp_layers": 2}
+    model, main = model_from_config(keys, name), built(keys)
+    with torch.device("meta"):
+        extra = MtpModel(main, 2)
+    assert model.mtp_params == sum(weight.numel() for weight in extra.layers.parameters())
+    seq, one = 16, model_from_config(CONFIGS[name], name).flops_per_token(16)
+    last = model.layer_at(-1).flops_per_token(model.hidden, seq)
+    projection = 2 * 2 * model.hidden * model.hidden
+    assert model.flops_per_token(seq, mtp=True) == one + 2 * (last + projection + model.head_flops())

@@ -14,7 +14,7 @@ from hyperparallel.workload.presets import gpt, load_model, model_names, model_p
 
 pytestmark = pytest.mark.pure
 
-# Exact totals that stand in the model repositories' safetensors metadata.
+# Totals of the released weights, to the digit; they hold the sizes in published.py, not only the formulas.
 PUBLISHED = {
     "llama2-7b": 6_738_415_616,
     "llama2-13b": 13_015_864_320,

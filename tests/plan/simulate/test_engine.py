@@ -32,6 +32,16 @@ def test_two_collectives_share_a_link() -> None:
     assert ends(tasks) == [3.0, 2.0]
 
 
+def test_what_shares_a_link_with_what_shares_a_link() -> None:
+    """When a is done, b could go faster on x, but c holds it back on y: halves from begin to end."""
+    tasks = [
+        Task("a", 0, "comm", 1.0, demand={"x": 1.0}),
+        Task("b", 1, "comm", 2.0, demand={"x": 1.0, "y": 1.0}),
+        Task("c", 2, "comm", 3.0, demand={"y": 1.0}),
+    ]
+    assert ends(tasks) == [2.0, 4.0, 5.0]
+
+
 def test_a_link_on_which_all_fit_slows_nobody() -> None:
     tasks = [Task(str(i), i, "comm", 1.0 + i, demand={"nic": 0.25}) for i in range(4)]
     assert ends(tasks) == [1.0, 2.0, 3.0, 4.0]

@@ -41,12 +41,9 @@ def write_region(
         note(node, step.name, step.axes, moved, op.name, step.dtype)
 
     state = _emit_steps(code.backward if ends else code.forward, state, given, emit, noted)
-    results = [
-        None if name is None else emit(operator.getitem, state, i) for i, name in enumerate(op.outputs)
-    ]
-    if not ends and op.outputs[-1] is not None:
-        results[-1] = state
-    return results
+    names = op.outputs if ends else op.outputs[:-1]
+    results = [None if name is None else emit(operator.getitem, state, i) for i, name in enumerate(names)]
+    return results if ends else [*results, state]
 
 
 def _emit_steps(

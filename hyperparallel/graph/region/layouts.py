@@ -122,6 +122,6 @@ def uneven(layouts: Sequence[Layout], shapes: Sequence[Sequence[int]]) -> str:
             for axis in axes:
                 ways *= layout.mesh.axis_size(axis)
             if shape[dim] % ways:
-                said.append(f"dim {dim} of argument {i} has size {shape[dim]}, which {' x '.join(axes)}={ways} "
+                said.append(f"dim {dim} of argument {i} has size {shape[dim]}: {' x '.join(axes)}={ways} "
                             "does not divide")  # fmt: skip
     return "; ".join(said)

@@ -147,8 +147,8 @@ class LocalRegion:
             )  # fmt: skip
         if len(tensors) != len(self.ins) or not tensors:
             raise LayoutError(
-                f"in_layouts of {self.name}", list(self.ins), f"{max(len(tensors), 1)}, one per tensor passed",
-                "[(...), ...], a list of layouts" if len(self.ins) == 1 else None,
+                f"in_layouts of {self.name}", list(self.ins), f"{max(len(tensors), 1)}, one a tensor passed",
+                "[(...), ...]" if len(self.ins) == 1 else None,
             )  # fmt: skip
         for i, (entry, x) in enumerate(zip(self.ins, tensors, strict=True)):
             check_rank(entry, x.dim(), f"argument {i} of {self.name}")
@@ -161,7 +161,7 @@ class LocalRegion:
             left = iter(tensors)
             given = self.fn(*(next(left) if isinstance(x, Tensor) else x for x in args), **kwargs)
             results = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-            kinds = [type(x).__name__ for x in results]
+            kinds = ["Tensor" if isinstance(x, Tensor) else type(x).__name__ for x in results]
             if len(results) != len(self.outs) or not all(isinstance(x, Tensor) for x in results):
                 raise UserError(
                     f"results of {self.name}", kinds, f"{len(self.outs)} tensors, one for each of out_layouts"

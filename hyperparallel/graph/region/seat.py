@@ -119,14 +119,15 @@ class MetSeat(Seat):
         assert self.mesh is not None
         ranks = self.mesh.ranks
         rows = self.meeting.exchange(ranks.index(self.rank), (call, thing))
+        first = rows[0][0]
         for rank, (other, _) in zip(ranks, rows, strict=True):
-            if other != call:
-                mine = f"rank {self.rank} {_said(call)}"
+            if other != first:
                 raise UserError(
-                    f"collectives of {self.region}", f"{mine} while rank {rank} {_said(other)}",
+                    f"collectives of {self.region}",
+                    f"rank {ranks[0]} {_said(first)} while rank {rank} {_said(other)}",
                     "the same collectives in the same order on every rank (code that branches on "
                     "axis_index may compute differently, not communicate differently)",
-                )  # fmt: skip
+                )
         return [rows[ranks.index(member)][1] for member in self.members(axes)] if axes else []
 
     def shapes(self, call: tuple[Any, ...], axes: tuple[str, ...], x: Tensor) -> list[tuple[int, ...]]:

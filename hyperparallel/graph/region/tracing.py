@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hyperparallel.errors import UserError
+from hyperparallel.errors import LayoutError, UserError
 from hyperparallel.graph.region.layouts import Entry, resolve, uneven, whole_shape
 from hyperparallel.graph.region.ops import LIBRARY, ops
 from hyperparallel.graph.region.record import Region, RegionBackward, RegionForward, pieces
@@ -114,7 +114,9 @@ def _region(
     )
     for i, layout in enumerate(ins):
         if layout.partial:
-            raise UserError(f"layout of argument {i} of {name}", str(layout), "a layout with nothing pending")
+            raise LayoutError(
+                f"layout of argument {i} of {name}", str(layout), "a layout with nothing pending"
+            )
     grad = torch.is_grad_enabled()
     wholes = tuple(replace(form, requires_grad=form.requires_grad and grad) for form in map(Form.of, tensors))
 

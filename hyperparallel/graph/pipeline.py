@@ -1,6 +1,6 @@
 """The way from a module to one rank's program: an ordered list of passes, visible here.
 
-capture -> fold masks -> tidy -> extract -> rules -> decide -> partition -> peephole -> bucket -> schedule.
+capture -> fold masks -> tidy -> extract -> rules -> decide -> partition -> peephole -> coalesce -> bucket -> schedule.
 
 `Built` is the part that all ranks share; `rank_program` is one rank's. Users add their own passes over
 the joint graph (`joint_passes`) or over a rank's program (`rank_passes`).
@@ -20,6 +20,7 @@ from hyperparallel.errors import CaptureError
 from hyperparallel.graph.capture import Captured, capture, check_outputs, gradient_roots, keep_outputs
 from hyperparallel.graph.extract import extract
 from hyperparallel.graph.passes.bucket import bucket
+from hyperparallel.graph.passes.coalesce import coalesce
 from hyperparallel.graph.passes.mask import fold_masks
 from hyperparallel.graph.passes.partition import partition, reduction
 from hyperparallel.graph.passes.peephole import peephole
@@ -29,6 +30,7 @@ from hyperparallel.graph.probe import probe
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.plan.decide import Decisions, decide
 from hyperparallel.plan.plan import Plan
+from hyperparallel.shard.operands import whole
 from hyperparallel.shard.rule import Rule
 from hyperparallel.shard.rules import is_random, rule_for
 from hyperparallel.workload import Workload
@@ -36,7 +38,7 @@ from hyperparallel.workload import Workload
 JointPass = Callable[[Captured], Any]
 RankPass = Callable[[RankProgram], RankProgram]
 JOINT_PASSES: tuple[JointPass, ...] = (fold_masks, tidy)
-RANK_PASSES: tuple[RankPass, ...] = (peephole, bucket, schedule)
+RANK_PASSES: tuple[RankPass, ...] = (peephole, coalesce, bucket, schedule)
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ def build(
         as_is=as_is,
         grad_outputs=roots,
         compute=plan.compute,
+        mesh=plan.mesh,
     )
     if loss is not None:
         keep_outputs(captured, (loss or loss_of(captured),))
@@ -137,5 +140,6 @@ def rules_of(captured: Captured, workload: Workload) -> dict[str, Rule]:
     targets = {n.name: n.target for n in captured.graph.nodes if n.op == "call_function"}
     rules: dict[str, Rule] = {}
     for op in workload.ops:
-        rules[op.name] = rule_for(op, workload.values) or probe(op, workload.values, targets[op.name])
+        known = whole(op, workload.values) if op.layouts else rule_for(op, workload.values)
+        rules[op.name] = known or probe(op, workload.values, targets[op.name])
     return rules

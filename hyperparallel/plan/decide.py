@@ -9,7 +9,6 @@ the inner.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +17,7 @@ from hyperparallel.errors import LayoutError
 from hyperparallel.layout import Layout, Mesh
 from hyperparallel.plan.plan import Plan, match
 from hyperparallel.plan.refine import refine
+from hyperparallel.plan.written import dim_place, region_of, written_choices, written_specs
 from hyperparallel.shard.placements import WHOLE, Choice, Cut, Pending, Placement
 from hyperparallel.shard.rule import Rule
 from hyperparallel.shard.solve import constant_ops, solve_axis
@@ -164,7 +164,7 @@ class _Settling:
         trained = {work.params[name] for name in work.grads}
         update = {v: OPTIMIZER_TOUCHES * work.values[v].num_bytes for v in trained}
         pins = {
-            value: _dim_place(work, value, layout, axis, done, n) or WHOLE
+            value: dim_place(work, value, layout, axis, done, n) or WHOLE
             for value, layout in self.pins.items()
         }
         return AxisTask(
@@ -176,6 +176,7 @@ class _Settling:
             update_bytes=update,
             pins=pins,
             keeps_cuts=axis in self.plan.batch_axes,
+            fixed=written_choices(work, axis, done, n),
             reduce=self.plan.reduce,
             gradients=frozenset(work.grads.values()),
             micro_batches=self.micro_batches,
@@ -187,7 +188,7 @@ class _Settling:
             return (WHOLE,)
         n = self.mesh.axis_size(axis)
         if name in self.declared:
-            return (_dim_place(self.workload, value, self.declared[name][1], axis, done, n) or WHOLE,)
+            return (dim_place(self.workload, value, self.declared[name][1], axis, done, n) or WHOLE,)
         return self._free(value, done, n)
 
     def _stored_cut(self, name: str, axis: str, done: Progress) -> Placement | None:
@@ -196,7 +197,7 @@ class _Settling:
             return None
         value, n = self.workload.params[name], self.mesh.axis_size(axis)
         if name in self.declared:
-            place = _dim_place(self.workload, value, self.declared[name][1], axis, done, n)
+            place = dim_place(self.workload, value, self.declared[name][1], axis, done, n)
             if place:
                 return place
         dim, by = self.stored_on_batch.get(name, (0, ""))
@@ -207,7 +208,7 @@ class _Settling:
     def _input_places(self, path: str, value: str, axis: str, done: Progress) -> tuple[Placement, ...]:
         n = self.mesh.axis_size(axis)
         if path in self.inputs:
-            return (_dim_place(self.workload, value, self.inputs[path][1], axis, done, n) or WHOLE,)
+            return (dim_place(self.workload, value, self.inputs[path][1], axis, done, n) or WHOLE,)
         shape = self.workload.values[value].shape
         batch = next(filter(None, (self.workload.values[v].shape for v in self.workload.inputs.values())), ())
         if axis in self.plan.batch_axes and shape and shape[:1] == batch[:1] and shape[0] > 1:
@@ -237,7 +238,8 @@ class _Settling:
         for op in work.ops:
             chosen = [(a.name, a.ops[op.name]) for a in axes]
             cuts[op.name] = _cuts(chosen)
-            operands[op.name] = _operand_specs(mesh, rules[op.name], chosen, cuts[op.name])
+            derived = _operand_specs(mesh, rules[op.name], chosen, cuts[op.name])
+            operands[op.name] = written_specs(op, work) or derived
         return Decisions(
             plan=self.plan,
             mesh=mesh,
@@ -290,6 +292,8 @@ class _Settling:
     def _reason(self, name: str, used: Spec, stored: Spec) -> str:
         if name in self.declared:
             why = f"declared by {self.declared[name][0]!r}"
+        elif used.axes and (region := region_of(self.workload, name, used)):
+            why = f"declared by the region {region}"
         elif used.axes:
             why = f"derived: cut by {', '.join(used.axes)} costs least with what its neighbours do"
         else:
@@ -304,16 +308,6 @@ def _check_rank(name: str, layout: Layout, shape: tuple[int, ...]) -> None:
         raise LayoutError(
             f"layout of {name}", str(layout), f"{len(shape)} entries for the shape {list(shape)}"
         )
-
-
-def _dim_place(
-    workload: Workload, value: str, layout: Layout, axis: str, done: Progress, n: int
-) -> Placement | None:
-    for dim, axes in enumerate(layout.dims):
-        if axis in axes:
-            before = math.prod(layout.mesh.axis_size(a) for a in axes[: axes.index(axis)])
-            return Cut(dim, -(-workload.values[value].shape[dim] // before))
-    return None
 
 
 def _pins(plan: Plan, workload: Workload) -> dict[str, Layout]:

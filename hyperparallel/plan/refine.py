@@ -16,6 +16,8 @@ from hyperparallel.workload import Workload
 def refine(plan: Plan, workload: Workload, rules: Mapping[str, Rule]) -> Plan:
     """Split axes that are larger than a head count they share a factor with: tp=4 and 2 heads -> 2 x 2."""
     mesh = plan.mesh
+    if any(op.layouts for op in workload.ops):
+        return plan  # the user's own per-rank code calls axes by their names
     for axis in mesh.names:
         n = mesh.axis_size(axis)
         if axis in plan.batch_axes or n < 4:

@@ -33,6 +33,9 @@ COLLECTIVES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     communication.all_gather_start: collectives.all_gather_start,
     communication.reduce_scatter_start: collectives.reduce_scatter_start,
     communication.all_to_all_start: collectives.all_to_all_start,
+    communication.all_gather_many_start: collectives.all_gather_many_start,
+    communication.reduce_scatter_many_start: collectives.reduce_scatter_many_start,
+    communication.permute_start: collectives.permute_start,
 }
 
 _METHODS = (

@@ -119,13 +119,14 @@ class _AxisProgram:
             rule, taken = self.rules[op.name], self.done.factors[op.name]
             shared: Hashable = (op.block[0], op.block[2]) if op.block else op.name
             pins = tuple(self.task.pins.get(value) for value in op.outputs if value)
-            alike = self.alike[shared, tuple(taken.items()), pins]
+            fixed = self.task.fixed.get(op.name)
+            alike = self.alike[shared, tuple(taken.items()), pins, tuple(fixed or ())]
             key = next((k for known, k in alike if known is rule or known == rule), -1)
             if key < 0:
                 key = self._id(("op", shared, len(self.columns)))
                 alike.append((rule, key))
                 inner = periods if kind(op) in ORDERLESS else None
-                options = choices(rule, taken, self.task.size, units, inner)
+                options = list(fixed or choices(rule, taken, self.task.size, units, inner))
                 if op.name in constant and op.inputs:
                     options = options[:1]
                 self._add_op(key, op, rule, self._pinned(op, options), op.name in constant)

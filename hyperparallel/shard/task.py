@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyperparallel.shard.placements import SUM, Choice, Cut, Pending, Placement
@@ -39,6 +39,9 @@ class AxisTask:
 
     keeps_cuts: bool = False
     """A batch axis: its cut of the batch is to be computed with, not gathered away."""
+
+    fixed: Mapping[str, Sequence[Choice]] = field(default_factory=dict)
+    """Ops that the user wrote the layouts of, each with the choices that these leave."""
 
     reduce: str = "float32"
     """The dtype that carries reductions of 16-bit floats."""

@@ -21,7 +21,9 @@ from hyperparallel.graph.capture import Captured
 from hyperparallel.graph.extract import module_of
 from hyperparallel.graph.passes.localise import LocalOp, Piece, localise
 from hyperparallel.graph.passes.redistribute import Redistributor
+from hyperparallel.graph.passes.regions import write_region
 from hyperparallel.graph.program import RankProgram, Transfer
+from hyperparallel.graph.region.record import RegionForward
 from hyperparallel.plan.decide import Decisions
 from hyperparallel.shard.prices import carrier
 from hyperparallel.shard.rule import Rule
@@ -180,6 +182,13 @@ class _Partition:
             return arg
 
         args = tuple(take(arg) for arg in node.args)
+        if isinstance(node.target, RegionForward):
+            self.constant, self.reason = is_constant, f"the region {node.target.region.name} asks for it"
+            results = write_region(node.target, args, self.rank, op, self._emit, self._note_transfer)
+            for value, result, spec in zip(op.outputs, results, out_specs, strict=True):
+                if value is not None and spec is not None:
+                    self._made(value, result, spec)
+            return
         kwargs = {key: take(arg) for key, arg in node.kwargs.items()}
         self.constant = is_constant
         cuts = self.decisions.cuts[node.name]

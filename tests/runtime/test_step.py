@@ -89,10 +89,29 @@ def test_accumulated_micro_batches_equal_the_batch(name: str) -> None:
     on_ranks(2, check)
 
 
-def test_accumulation_reduces_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights' gradients are summed over ranks once a step, not once a micro-batch.
+def test_accumulation_on_two_axes() -> None:
+    """Shards in replicas, where one axis is reduced in every micro-batch; tp beside dp."""
+    ids = integers(11, 8, 6)
+    batch = {"ids": ids, "labels": ids}
+    shards, tp = Layout((2, 2), ("dp", "fsdp")), Layout((2, 2), ("dp", "tp"))
+    head = {"head.weight": tp("tp", None)}
+    plans = [Plan(shards, fsdp="fsdp", zero=zero) for zero in (1, 2, 3)]
+    plans += [Plan(tp, head), Plan(tp, head, fsdp="dp"), Plan(tp, activations={"embed": tp("dp", "tp", None)})]
 
-    What travels with each micro-batch is its loss and, where that costs the same, a bias's gradient.
+    def check() -> None:
+        for plan in plans:
+            step = TrainStep(made(small.NextToken), sgd, plan, batch, accumulate=2)
+            for rows in (8, 5):
+                some = {name: x[:rows] for name, x in batch.items()}
+                assert_same_gradients(step, made(small.NextToken), some, lambda m, b=some: m(**b)["loss"])
+
+    on_ranks(4, check)
+
+
+def test_accumulation_reduces_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients, biases' too, are summed over ranks once a step; a micro-batch sends its loss alone.
+
+    What a program says that it sends is what it sends: of a mean, a sum and a count.
     """
     ids = integers(11, 8, 6)
     batch = {"ids": ids, "labels": ids}
@@ -111,12 +130,13 @@ def test_accumulation_reduces_once(monkeypatch: pytest.MonkeyPatch) -> None:
             sent.clear()
             step.step(batch)
             counts.append(sum(sent))
+            said = sum(t.num_bytes for t in step.program.compiled.program.transfers()) // 8
+            # 11 elements in two pieces: the fuller one holds 6, so 12 are counted.
+            assert said == (sum(sent) + 1 if accumulate == 1 else 2)
         return counts, sum(p.numel() for p in step.params.values())
 
     for counts, elements in on_ranks(2, check):
-        once, accumulated = counts
-        assert elements <= once <= elements + 4
-        assert elements <= accumulated <= elements + 4 * (11 + 4)
+        assert counts == [elements + 2, elements + 4 * 2]
 
 
 def test_masked_language_models_count_every_label() -> None:

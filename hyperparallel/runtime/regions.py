@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from hyperparallel.graph import communication
 from hyperparallel.graph.passes.stages import Stage
+from hyperparallel.graph.region.segments import Segment
 
 SMALLEST = 3
 """A region with fewer ops is not worth a compiled call."""
@@ -57,6 +58,8 @@ def fuse_regions(stage: Stage) -> list[fx.Node]:
     kept = set(stage.outputs)
     order: list[fx.Node] = []
     for stretch in _stretches(stage.nodes):
+        if isinstance(stretch[0].target, Segment):
+            stretch[0].target = _compiled_segment(stretch[0].target)
         if len(stretch) < SMALLEST or not _fusible(stretch[0]):
             order.extend(stretch)
             continue
@@ -69,9 +72,7 @@ def fuse_regions(stage: Stage) -> list[fx.Node]:
     return order
 
 
-def _call(
-    stretch: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequence[fx.Node]
-) -> list[fx.Node]:
+def _call(stretch: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequence[fx.Node]) -> list[fx.Node]:
     """Turn a stretch into one call node; the result nodes themselves become its items."""
     inner = fx.Graph()
     copies = {x: inner.placeholder(f"x{i}") for i, x in enumerate(inputs)}
@@ -88,6 +89,15 @@ def _call(
     return [call, *results]
 
 
+def _compiled_segment(segment: Segment) -> Segment:
+    """A stretch of the user's per-rank code sent through Inductor, if it is worth it and nothing but ops."""
+    nodes = segment.module.graph.nodes
+    work = [n for n in nodes if n.op == "call_function"]
+    values = [n.meta.get("val") for n in nodes if n.op == "placeholder"]
+    plain = all(map(_fusible, work)) and all(isinstance(x, Tensor) for x in values)
+    return segment.through(Region(segment.module)) if plain and len(work) >= SMALLEST else segment
+
+
 def _stretches(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
     found: list[list[fx.Node]] = []
     for node in nodes:
@@ -101,7 +111,8 @@ def _stretches(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
 def _fusible(node: fx.Node) -> bool:
     target = node.target
     if target is operator.getitem:
-        return True
+        source = node.args[0]
+        return isinstance(source, fx.Node) and not isinstance(source.target, Segment)
     if not isinstance(target, torch._ops.OpOverload) or target in communication.STARTS:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags

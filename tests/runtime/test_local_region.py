@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import hyperparallel as hp
+from hyperparallel.graph.region.segments import Segment
+from hyperparallel.runtime.regions import Region
 from tests.graph.region.regions import HEADS, Mlp, Stack, pending_mlp, reduced_mlp, ring_attention
 from tests.runtime.dense import assert_close, assert_same_grads, on_ranks, whole
 from tests.runtime.small import made, numbers
@@ -67,8 +69,7 @@ def test_an_mlp_by_hand_on_four_ranks_with_an_uneven_batch() -> None:
     on_ranks(4, check)
 
 
-@pytest.mark.parametrize("compile", [False])
-def test_a_training_step_with_micro_batches(compile: bool) -> None:
+def test_a_training_step_with_micro_batches() -> None:
     def check() -> None:
         x, plain = numbers(8, 4), made(Mlp)
         model = made(Mlp, pending_mlp)
@@ -88,3 +89,26 @@ def test_a_training_step_with_micro_batches(compile: bool) -> None:
             assert_close(whole(model.get_parameter(name)), parameter, 1e-9)
 
     on_ranks(4, check)
+
+
+def test_code_between_collectives_goes_through_inductor() -> None:
+    def check() -> int:
+        x = numbers(2, 8, 8)
+        plain, model = made(Stack), made(Stack, RING)
+        model.load_state_dict(plain.state_dict())
+        step = hp.TrainStep(
+            model, lambda named: torch.optim.SGD(named, lr=0.1), hp.Plan(hp.Layout((1, 2), ("dp", "cp"))), x,
+            compile=True,
+        )  # fmt: skip
+        loss = plain(x)
+        loss.backward()
+        assert abs(step.step(x).loss - float(loss.detach())) < 1e-12
+        for name, parameter in plain.named_parameters():
+            assert parameter.grad is not None
+            assert_close(whole(model.get_parameter(name)), parameter - 0.1 * parameter.grad, 1e-11)
+        compiled = [
+            n.target for n in step.program.compiled.program.graph.nodes if isinstance(n.target, Segment)
+        ]
+        return sum(isinstance(segment.code, Region) for segment in compiled)
+
+    assert min(on_ranks(2, check)) >= 4

@@ -13,7 +13,7 @@ the waits, then the rest; where a result is first needed is taken from all ranks
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,16 +29,29 @@ End = fx.Node | Form | None
 
 
 class Segment:
-    """A stretch of one rank's local code: `(state, *new values) -> state`; equal in the same place."""
+    """A stretch of one rank's local code: `(state, *new values) -> state`; equal in the same place.
 
-    def __init__(self, key: tuple[Any, ...], graph: fx.Graph) -> None:
-        self.key = key
+    picks: which entries of the state `code` takes, before the new values. outs: where each entry of the
+    next state is found: result i of `code`, value ~i that it was given, or None.
+    """
+
+    def __init__(
+        self, key: tuple[Any, ...], module: fx.GraphModule, picks: Sequence[int], outs: Sequence[int | None]
+    ) -> None:
+        self.key, self.module, self.picks, self.outs = key, module, tuple(picks), tuple(outs)
         self.__name__ = "segment"  # fx names nodes after it
-        self.module = fx.GraphModule(torch.nn.Module(), graph)
-        self._run = self.module.forward
+        self.code: Callable[..., Any] = module.forward
 
-    def __call__(self, *args: Any) -> Any:
-        return self._run(*args)
+    def __call__(self, state: Sequence[Any], *new: Any) -> tuple[Any, ...]:
+        given = [*[state[i] for i in self.picks], *new]
+        made = self.code(*given)
+        return tuple([None if i is None else made[i] if i >= 0 else given[~i] for i in self.outs])
+
+    def through(self, code: Callable[..., Any]) -> Segment:
+        """The same segment with another function in the place of its code."""
+        twin = Segment(self.key, self.module, self.picks, self.outs)
+        twin.code = code
+        return twin
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Segment) and other.key == self.key
@@ -175,32 +188,46 @@ def _segment(
 ) -> Segment:  # fmt: skip
     graph = fx.Graph()
     known: dict[fx.Node, fx.Node] = {}
-    whole = graph.placeholder("state")
-    for i, value in enumerate(fresh):
-        place = graph.placeholder(f"new_{i}")
-        if isinstance(value, fx.Node):
-            known[value] = place
     used = {n for node in nodes for n in node.all_input_nodes} | {n for n in out if isinstance(n, fx.Node)}
+    picks = []
     for i, old in enumerate(state):
         if isinstance(old, fx.Node) and old in used and old not in known:
-            known[old] = graph.call_function(operator.getitem, (whole, i))
+            known[old] = _placeholder(graph, old)
+            picks.append(i)
+    for value in fresh:
+        place = _placeholder(graph, value)
+        if isinstance(value, fx.Node):
+            known[value] = place
+    given = {node: ~i for i, node in enumerate(graph.nodes)}
     for node in nodes:
         if node.target is ops.tie.default:
             known[node] = known[node.all_input_nodes[0]]
         else:
             known[node] = graph.node_copy(node, lambda n: known[n])
-    made: set[fx.Node] = set()
-    results: list[Any] = []
+    fresh_ones: set[fx.Node] = set()
+    made: dict[fx.Node, int] = {}
+    outs: list[int | None] = []
     for i, end in enumerate(out):
-        if not isinstance(end, fx.Node):
-            results.append(None if end is None else _zeros(graph, end))
+        if end is None:
+            outs.append(None)
+            continue
+        if isinstance(end, Form):
+            local = _zeros(graph, end)
         elif i < num_results:
-            results.append(_result(graph, end, known[end], own and not _is_new(end, nodes, made)))
+            local = _result(graph, end, known[end], own and not _is_new(end, nodes, fresh_ones))
         else:
-            results.append(known[end])
-    graph.output(tuple(results))
+            local = known[end]
+        outs.append(given[local] if local in given else made.setdefault(local, len(made)))
+    graph.output(tuple(made))
     graph.eliminate_dead_code()
-    return Segment(key, graph)
+    return Segment(key, fx.GraphModule(torch.nn.Module(), graph), picks, outs)
+
+
+def _placeholder(graph: fx.Graph, like: End) -> fx.Node:
+    place = graph.placeholder(f"value_{len(graph.nodes)}")
+    if isinstance(like, fx.Node):
+        place.meta["val"] = like.meta.get("val")
+    return place
 
 
 def _zeros(graph: fx.Graph, form: Form) -> fx.Node:

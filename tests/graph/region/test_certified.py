@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import hyperparallel as hp
+from hyperparallel.graph import communication
+from hyperparallel.graph.pipeline import build
+from hyperparallel.graph.region.segments import Segment
 from tests.graph.region.regions import (
     HEADS,
     Mlp,
@@ -35,7 +38,8 @@ def like(plain: nn.Module, cls: type[nn.Module], *args: Any) -> nn.Module:
 
 
 def grads_of(model: nn.Module, *batch: Tensor) -> dict[str, Tensor]:
-    return dict(zip(dict(model.named_parameters()), torch.autograd.grad(model(*batch), list(model.parameters())), strict=True))  # fmt: skip
+    grads = torch.autograd.grad(model(*batch), list(model.parameters()))
+    return dict(zip(dict(model.named_parameters()), grads, strict=True))
 
 
 @pytest.mark.parametrize("region", [RING, SKIPPING], ids=["every block", "skipping the future"])
@@ -56,10 +60,6 @@ def test_ring_attention_is_attention(region: Any, shape: tuple[int, int]) -> Non
 def test_ring_attention_starts_sending_before_it_computes() -> None:
     """The exchange of the next keys and values is under way while a block is worked on."""
     plan = hp.Plan(hp.Layout((1, 4), ("dp", "cp")))
-    from hyperparallel.graph import communication
-    from hyperparallel.graph.pipeline import build
-    from hyperparallel.graph.region.segments import Segment
-
     program = build(made(Stack, RING), plan, (numbers(2, 8, 8),)).rank_program(0)
     seen = [n.target for n in program.graph.nodes if not n.meta.get("backward")]
     first = seen.index(communication.permute_start)
@@ -98,7 +98,7 @@ def test_a_deep_stack_is_traced_as_four_blocks() -> None:
 
     region = hp.local_region(counted, [HEADS] * 3, HEADS)
     model, x, plan = made(Stack, region, 8), numbers(2, 4, 8), hp.Plan(hp.Layout((2, 2), ("dp", "cp")))
-    built = __import__("hyperparallel.graph.pipeline", fromlist=["build"]).build(model, plan, (x,))
+    built = build(model, plan, (x,))
     assert len(calls) < 8 * 4, "eight blocks on four ranks rehearsed one by one"
     ops = [op for op in built.workload.ops if op.layouts]
     assert len(ops) == 16 and len({op.target for op in ops}) == 2

@@ -73,7 +73,10 @@ RESULTS = {
     "number": (region(lambda x: (x, x)), r"results of code: got \['Tensor', 'Tensor'\].*1 tensors"),
     "kind": (region(lambda x: x.shape[0]), r"results of code.*int"),
     "nothing": (region(lambda x: None), r"results of code.*NoneType"),
-    "too large": (region(lambda x: hp.all_gather(x, "tp", 1)[:, : 3 + hp.axis_index("tp")]), "dim 1 of 7 cut by tp"),
+    "too large": (
+        region(lambda x: hp.all_gather(x, "tp", 1)[:, : 3 + hp.axis_index("tp")]),
+        "dim 1 of 7 cut by tp",
+    ),
     "not whole": (region(lambda x: x[: 1 + hp.axis_index("dp")], outs=(None, "tp")), "cut by no axis"),
 }  # fmt: skip
 
@@ -140,7 +143,7 @@ def test_calls_outside_a_region(call: Callable[[], Any]) -> None:
 def test_arguments_of_local_region_itself() -> None:
     with pytest.raises(UserError, match="a function of tensors"):
         hp.local_region(3, None, None)
-    with pytest.raises(LayoutError, match="in_layouts.*a list of layouts"):
+    with pytest.raises(LayoutError, match=r"in_layouts.*a list of layouts"):
         hp.local_region(same, "dp", None)
     with pytest.raises(UserError, match="tensors by position"):
         region(same)(x=torch.ones(2, 2))

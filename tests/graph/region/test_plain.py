@@ -38,7 +38,8 @@ def test_on_a_mesh_of_its_own_it_is_all_ranks() -> None:
         got, true = region(q, k, v), dense_attention(q, k, v)
         torch.testing.assert_close(got, true, rtol=1e-13, atol=1e-13)
         weights = numbers(*true.shape, seed=9)
-        for one, two in zip(*(torch.autograd.grad((y * weights).sum(), (q, k, v)) for y in (got, true)), strict=True):  # fmt: skip
+        both = (torch.autograd.grad((y * weights).sum(), (q, k, v)) for y in (got, true))
+        for one, two in zip(*both, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 
 

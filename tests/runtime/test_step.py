@@ -96,7 +96,11 @@ def test_accumulation_on_two_axes() -> None:
     shards, tp = Layout((2, 2), ("dp", "fsdp")), Layout((2, 2), ("dp", "tp"))
     head = {"head.weight": tp("tp", None)}
     plans = [Plan(shards, fsdp="fsdp", zero=zero) for zero in (1, 2, 3)]
-    plans += [Plan(tp, head), Plan(tp, head, fsdp="dp"), Plan(tp, activations={"embed": tp("dp", "tp", None)})]
+    plans += [
+        Plan(tp, head),
+        Plan(tp, head, fsdp="dp"),
+        Plan(tp, activations={"embed": tp("dp", "tp", None)}),
+    ]
 
     def check() -> None:
         for plan in plans:

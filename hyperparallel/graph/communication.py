@@ -53,8 +53,22 @@ def permute_start(x: Any, sends: Sequence[tuple[int, int]], recv_shape: Sequence
     _unbound("permute_start")
 
 
+def all_gather_many_start(
+    xs: Sequence[Any], dims: Sequence[int], sizes: Sequence[Sequence[int]], axes: Axes
+) -> Any:
+    """`all_gather_start` of every x with its dim and sizes, as one collective; `wait` gives all results."""
+    _unbound("all_gather_many_start")
+
+
+def reduce_scatter_many_start(
+    xs: Sequence[Any], dims: Sequence[int], sizes: Sequence[Sequence[int]], op: str, axes: Axes
+) -> Any:
+    """`reduce_scatter_start` of every x with its dim and sizes, as one collective; `wait` gives all results."""
+    _unbound("reduce_scatter_many_start")
+
+
 def wait(pending: Any) -> Any:
-    """The tensor that a started collective makes."""
+    """The tensor that a started collective makes, or all tensors of one that makes many."""
     _unbound("wait")
 
 
@@ -63,9 +77,14 @@ STARTS = (
     all_gather_start,
     reduce_scatter_start,
     all_to_all_start,
+    all_gather_many_start,
+    reduce_scatter_many_start,
     permute_start,
 )
 """Every target that starts a collective; the group's axes are its last argument."""
+
+SINGLE = {all_gather_many_start: all_gather_start, reduce_scatter_many_start: reduce_scatter_start}
+"""For a collective of many tensors, that of one: it takes one item of each list, and the other arguments."""
 
 
 NEUTRAL = {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}

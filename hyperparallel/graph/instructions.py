@@ -183,6 +183,13 @@ class _Sizes:
         target: Any = node.target
         if target is communication.wait:
             return args[0]
+        if target in communication.SINGLE:
+            lists, rest = args[:3], args[3:]
+            one = communication.SINGLE[target]
+            return [
+                x.new_empty(self._received(one, list(x.shape), (x, dim, sizes, *rest)))
+                for x, dim, sizes in zip(*lists, strict=True)
+            ]
         if target in communication.STARTS:
             return args[0].new_empty(self._received(target, list(args[0].shape), args))
         try:

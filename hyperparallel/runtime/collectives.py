@@ -35,6 +35,13 @@ class Pending(Protocol):
         """Block until the result is there; a second call returns the same tensor."""
 
 
+class PendingMany(Protocol):
+    """A collective of several tensors under way."""
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """Block until all results are there."""
+
+
 class Carrier(Protocol):
     """Moves the bytes of one group. Arguments are checked, the group has more than one member."""
 
@@ -55,6 +62,14 @@ class Carrier(Protocol):
 
     def permute(self, x: Tensor, sends: Sends, recv_shape: Sequence[int]) -> Pending: ...
 
+    def all_gather_many(
+        self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
+    ) -> PendingMany: ...
+
+    def reduce_scatter_many(
+        self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]], op: str
+    ) -> PendingMany: ...
+
 
 class Ready:
     """A collective that needed no communication."""
@@ -66,6 +81,18 @@ class Ready:
 
     def wait(self) -> Tensor:
         return self.result
+
+
+class Several:
+    """Collectives waited for together."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Pending]) -> None:
+        self.parts = parts
+
+    def wait(self) -> tuple[Tensor, ...]:
+        return tuple([part.wait() for part in self.parts])
 
 
 def wait(pending: Pending) -> Tensor:
@@ -97,14 +124,11 @@ def all_gather_start(x: Tensor, dim: int, sizes: Sequence[int], group: Group) ->
     Raises `UserError` if `sizes` does not fit `x`, `RunError` when this rank is no member.
     """
     carrier = None if group.size == 1 and group.index == 0 else carrier_of(group, "all_gather")
-    if len(sizes) != group.size or not 0 <= dim < x.dim() or x.shape[dim] != sizes[group.index]:
-        raise _misfit("sizes", sizes, f"{group.size} sizes along dim {dim}", x, group)
+    _check_gather(x, dim, sizes, group)
     return Ready(x) if carrier is None else carrier.all_gather(x, dim, sizes)
 
 
-def reduce_scatter_start(
-    x: Tensor, dim: int, sizes: Sequence[int], op: str, group: Group
-) -> Pending:
+def reduce_scatter_start(x: Tensor, dim: int, sizes: Sequence[int], op: str, group: Group) -> Pending:
     """Start reducing `x` over the group; member i keeps piece i of `dim`.
 
     sizes: elements along `dim` for each member, uneven or 0; they sum to `x.shape[dim]`. Ops,
@@ -113,9 +137,35 @@ def reduce_scatter_start(
     if op not in REDUCE_OPS or not x.is_floating_point():
         check_reduction(op, x.dtype)
     carrier = None if group.size == 1 and group.index == 0 else carrier_of(group, "reduce_scatter")
-    if len(sizes) != group.size or not 0 <= dim < x.dim() or x.shape[dim] != sum(sizes):
-        raise _misfit("sizes", sizes, f"{group.size} sizes that sum to dim {dim}", x, group)
+    _check_scatter(x, dim, sizes, group)
     return Ready(x) if carrier is None else carrier.reduce_scatter(x, dim, sizes, op)
+
+
+def all_gather_many_start(
+    xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]], group: Group
+) -> PendingMany:
+    """Start gathering every x along its dim, all in one message where messages are dear.
+
+    xs: of one dtype, the same number on every member. Results, sizes and errors are those of
+    `all_gather_start` for each.
+    """
+    for x, dim, parts in zip(xs, dims, sizes, strict=True):
+        _check_gather(x, dim, parts, group)
+    if group.size == 1 and group.index == 0:
+        return Several([Ready(x) for x in xs])
+    return carrier_of(group, "all_gather").all_gather_many(xs, dims, sizes)
+
+
+def reduce_scatter_many_start(
+    xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]], op: str, group: Group
+) -> PendingMany:
+    """Start reducing every x over the group, each cut along its dim; see `all_gather_many_start`."""
+    for x, dim, parts in zip(xs, dims, sizes, strict=True):
+        check_reduction(op, x.dtype)
+        _check_scatter(x, dim, parts, group)
+    if group.size == 1 and group.index == 0:
+        return Several([Ready(x) for x in xs])
+    return carrier_of(group, "reduce_scatter").reduce_scatter_many(xs, dims, sizes, op)
 
 
 def all_to_all_start(
@@ -179,6 +229,16 @@ def check_reduction(op: str, dtype: torch.dtype) -> None:
         raise UserError("op", op, f"sum, max, min, prod for {dtype}")
     if dtype.is_complex and op not in ("sum", "avg"):
         raise UserError("op", op, f"sum or avg for {dtype}")
+
+
+def _check_gather(x: Tensor, dim: int, sizes: Sequence[int], group: Group) -> None:
+    if len(sizes) != group.size or not 0 <= dim < x.dim() or x.shape[dim] != sizes[group.index]:
+        raise _misfit("sizes", sizes, f"{group.size} sizes along dim {dim}", x, group)
+
+
+def _check_scatter(x: Tensor, dim: int, sizes: Sequence[int], group: Group) -> None:
+    if len(sizes) != group.size or not 0 <= dim < x.dim() or x.shape[dim] != sum(sizes):
+        raise _misfit("sizes", sizes, f"{group.size} sizes that sum to dim {dim}", x, group)
 
 
 def _misfit(field: str, given: object, allowed: str, x: Tensor, group: Group) -> UserError:

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from hyperparallel.errors import RunError
-from hyperparallel.runtime.collectives import Carrier, Pending, Sends
+from hyperparallel.runtime.collectives import Carrier, Pending, PendingMany, Sends
 from hyperparallel.runtime.group import Group
 
 # Private names, checked on torch 2.13: the store that the default process group was made with.
@@ -76,6 +76,20 @@ class CheckedCarrier:
         self._check("permute", x, sends=pairs, recv_shape=list(recv_shape))
         return self.carrier.permute(x, sends, recv_shape)
 
+    def all_gather_many(
+        self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
+    ) -> PendingMany:
+        for x, dim, parts in zip(xs, dims, sizes, strict=True):
+            self._check("all_gather", x, dim=dim, sizes=list(parts))
+        return self.carrier.all_gather_many(xs, dims, sizes)
+
+    def reduce_scatter_many(
+        self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]], op: str
+    ) -> PendingMany:
+        for x, dim, parts in zip(xs, dims, sizes, strict=True):
+            self._check("reduce_scatter", x, dim=dim, sizes=list(parts), reduce=op)
+        return self.carrier.reduce_scatter_many(xs, dims, sizes, op)
+
     def _check(self, op: str, x: Tensor, **arguments: Any) -> None:
         mine = {"op": op, "dtype": str(x.dtype), "shape": list(x.shape), **arguments}
         where = {"where": _call_site()}
@@ -93,8 +107,7 @@ class CheckedCarrier:
                 for rank, call in zip(self.group.ranks, calls, strict=True)
             ]
             raise RunError(
-                f"collective {self._count} of group {self.group.name}: {problem}\n"
-                + "\n".join(lines)
+                f"collective {self._count} of group {self.group.name}: {problem}\n" + "\n".join(lines)
             )
 
 

@@ -20,8 +20,16 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from hyperparallel.errors import RunError
-from hyperparallel.runtime.collectives import Pending, Ready, Sends
+from hyperparallel.runtime.collectives import Pending, PendingMany, Ready, Sends, Several
 from hyperparallel.runtime.group import Group, PeerLost
+from hyperparallel.runtime.packing import (
+    Packed,
+    packed_pieces,
+    packed_whole,
+    totals,
+    unpacked_pieces,
+    unpacked_whole,
+)
 
 # Private names, checked on torch 2.13: the option objects of the process group methods.
 from torch._C._distributed_c10d import AllreduceOptions, ReduceScatterOptions  # isort: skip
@@ -101,9 +109,11 @@ class MessageCarrier:
         if unit == 0 or sum(sizes) == 0:
             return Ready(x.new_empty(_with(x.shape, dim, sum(sizes))))
         flat = x.contiguous().view(-1)
+        if not x.is_cpu and len(set(sizes)) > 1:
+            return self._padded_gather(flat, x.shape, dim, sizes)
         out = flat.new_empty(unit * sum(sizes))
         source, target = flat.view(torch.uint8), out.view(torch.uint8)
-        if len(set(sizes)) == 1 and source.numel() < DIRECT_GATHER_BYTES:
+        if len(set(sizes)) == 1 and (not x.is_cpu or source.numel() < DIRECT_GATHER_BYTES):
             works = [self.handle._allgather_base(target, source)]
         else:
             parts = target.split([unit * size * x.element_size() for size in sizes])
@@ -115,6 +125,45 @@ class MessageCarrier:
             return _join(out, x.shape, dim, sizes)
 
         return Works("all_gather", self.group, works, out, (x, source, target), join)
+
+    def _padded_gather(self, flat: Tensor, shape: Sequence[int], dim: int, sizes: Sequence[int]) -> Pending:
+        """Uneven pieces as even ones: NCCL's sends and receives would have to be grouped."""
+        unit = math.prod(s for d, s in enumerate(shape) if d != dim)
+        longest = unit * max(sizes)
+        padded = flat.new_zeros(longest)
+        padded[: flat.numel()] = flat
+        out = flat.new_empty(longest * self.group.size)
+        source, target = padded.view(torch.uint8), out.view(torch.uint8)
+
+        def join(out: Tensor) -> Tensor:
+            rows = out.view(-1, longest)
+            dense = torch.cat([row[: unit * size] for row, size in zip(rows, sizes, strict=True)])
+            return _join(dense, shape, dim, sizes)
+
+        works = [self.handle._allgather_base(target, source)]
+        return Works("all_gather", self.group, works, out, (source, target), join)
+
+    def all_gather_many(
+        self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
+    ) -> PendingMany:
+        """One flat message; pieces need not be even."""
+        if len(xs) == 1:
+            return Several([self.all_gather(xs[0], dims[0], sizes[0])])
+        shapes = [x.shape for x in xs]
+        message = self.all_gather(packed_whole(xs), 0, totals(xs, dims, sizes))
+        return Packed(message, lambda flat: unpacked_pieces(flat, shapes, dims, sizes))
+
+    def reduce_scatter_many(
+        self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]], op: str
+    ) -> PendingMany:
+        """One flat message; pieces need not be even."""
+        if len(xs) == 1:
+            return Several([self.reduce_scatter(xs[0], dims[0], sizes[0], op)])
+        me = self.group.index
+        shapes = [_with(x.shape, dim, parts[me]) for x, dim, parts in zip(xs, dims, sizes, strict=True)]
+        packed = packed_pieces(xs, dims, sizes)
+        message = self.reduce_scatter(packed, 0, totals(xs, dims, sizes), op)
+        return Packed(message, lambda flat: unpacked_whole(flat, shapes))
 
     def reduce_scatter(self, x: Tensor, dim: int, sizes: Sequence[int], op: str) -> Pending:
         if x.numel() == 0:
@@ -185,9 +234,9 @@ def _reducible(flat: Tensor, op: str, group: Group) -> tuple[Tensor, Finish | No
     """`flat` in a type that can be reduced, and how the reduced values become the result."""
     if flat.is_complex():
         size = group.size if op == "avg" else 1
-        return torch.view_as_real(flat).view(-1), lambda out: torch.view_as_complex(
-            out.view(-1, 2)
-        ).div_(size)
+        return torch.view_as_real(flat).view(-1), lambda out: torch.view_as_complex(out.view(-1, 2)).div_(
+            size
+        )
     if op == "avg":
         return flat, lambda out: out.div_(group.size)
     if flat.dtype in _STAND_INS:

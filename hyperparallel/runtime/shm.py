@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hyperparallel.errors import RunError
 from hyperparallel.runtime import host, native
-from hyperparallel.runtime.collectives import Carrier, Pending, Ready, Sends
+from hyperparallel.runtime.collectives import Carrier, Pending, PendingMany, Ready, Sends, Several
 from hyperparallel.runtime.group import Group, PeerLost
 
 SLOTS, CHUNK_BYTES = 8, 128 << 10
@@ -190,6 +190,21 @@ class ShmCarrier:
         )
         return Transfer(self, handle, out, x) if handle else Ready(out)
 
+    def all_gather_many(
+        self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
+    ) -> PendingMany:
+        """One after another: packing would cost more than the calls that it saves."""
+        if not all(x.is_cpu for x in xs):
+            return self._fallback("all_gather").all_gather_many(xs, dims, sizes)
+        return Several(list(map(self.all_gather, xs, dims, sizes)))
+
+    def reduce_scatter_many(
+        self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]], op: str
+    ) -> PendingMany:
+        if not all(x.is_cpu and x.dtype in _REDUCIBLE for x in xs):
+            return self._fallback("reduce_scatter").reduce_scatter_many(xs, dims, sizes, op)
+        return Several([self.reduce_scatter(*one, op) for one in zip(xs, dims, sizes, strict=True)])
+
     def trouble(self, handle: int, code: int) -> None:
         """See a wait through that did not simply succeed; raises what went wrong."""
         while code == 3:  # a signal came, and Python has run its handler by now
@@ -299,9 +314,7 @@ def _code(x: Tensor) -> int:
 
 _CODES = {
     kind: _REDUCIBLE.get(kind, 16 + i) if kind is not torch.bool else 8
-    for i, kind in enumerate(
-        sorted({k for k in vars(torch).values() if isinstance(k, torch.dtype)}, key=str)
-    )
+    for i, kind in enumerate(sorted({k for k in vars(torch).values() if isinstance(k, torch.dtype)}, key=str))
 }
 
 

@@ -306,16 +306,33 @@ def _permute(members: list[Member]) -> list[Tensor]:
     return results
 
 
+def _each(simulate: Callable[[list[Member]], list[Tensor]]) -> Callable[[list[Member]], list[Any]]:
+    """A collective of many tensors as one of each."""
+
+    def simulated(members: list[Member]) -> list[Any]:
+        made = [
+            simulate([(xs[i], dims[i], sizes[i], *rest) for xs, dims, sizes, *rest in members])
+            for i in range(len(members[0][0]))
+        ]
+        return [tuple(of_all[member] for of_all in made) for member in range(len(members))]
+
+    return simulated
+
+
 _SIMULATED: dict[Any, Callable[[list[Member]], list[Tensor]]] = {
     collectives.all_reduce_start: _all_reduce,
     collectives.all_gather_start: _all_gather,
     collectives.reduce_scatter_start: _reduce_scatter,
     collectives.all_to_all_start: _all_to_all,
     collectives.permute_start: _permute,
+    collectives.all_gather_many_start: _each(_all_gather),
+    collectives.reduce_scatter_many_start: _each(_reduce_scatter),
     communication.all_reduce_start: _all_reduce,
     communication.all_gather_start: _all_gather,
     communication.reduce_scatter_start: _reduce_scatter,
     communication.all_to_all_start: _all_to_all,
     communication.permute_start: _permute,
+    communication.all_gather_many_start: _each(_all_gather),
+    communication.reduce_scatter_many_start: _each(_reduce_scatter),
 }
 _WAITS = (collectives.wait, communication.wait)

@@ -21,7 +21,7 @@ from hyperparallel.errors import LayoutError, UserError
 from hyperparallel.graph.region.layouts import Entry, resolve, uneven, whole_shape
 from hyperparallel.graph.region.ops import LIBRARY, ops
 from hyperparallel.graph.region.record import Region, RegionBackward, RegionForward, pieces
-from hyperparallel.graph.region.rehearsal import Body, Form, digest, rehearse
+from hyperparallel.graph.region.rehearsal import MOST_THREADS, Body, Form, digest, rehearse
 from hyperparallel.layout import Mesh
 
 LIBRARY.define("region(Tensor[] tensors, int number) -> Tensor[]")
@@ -117,6 +117,10 @@ def _region(
             raise LayoutError(
                 f"layout of argument {i} of {name}", str(layout), "a layout with nothing pending"
             )
+    left = uneven(ins, [x.shape for x in tensors])
+    if left and mesh.size > MOST_THREADS:
+        allowed = f"sizes that the axes divide, on a mesh of more than {MOST_THREADS} ranks"
+        raise UserError(f"arguments of {name}", left, allowed)
     grad = torch.is_grad_enabled()
     wholes = tuple(replace(form, requires_grad=form.requires_grad and grad) for form in map(Form.of, tensors))
 
@@ -128,7 +132,6 @@ def _region(
     except UserError:
         raise
     except Exception as error:
-        left = uneven(ins, [form.shape for form in wholes])
         if not left:
             raise
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -131,6 +131,13 @@ def test_uneven_pieces_that_the_code_does_not_take() -> None:
     hp.Plan(MESH).derive(made(Around, code), numbers(4, 4))
 
 
+def test_uneven_pieces_on_a_mesh_too_large_to_rehearse() -> None:
+    plan = hp.Plan(hp.Layout((66, 2), ("dp", "tp")))
+    with pytest.raises(UserError, match="dim 0 of argument 0 has size 67: dp=66"):
+        plan.derive(made(Around, region(same)), numbers(67, 4))
+    plan.derive(made(Around, region(same)), numbers(132, 4))
+
+
 @pytest.mark.parametrize(
     "call",
     [lambda: hp.axis_index("tp"), lambda: hp.axis_size("tp"), lambda: hp.all_reduce(torch.ones(1), "tp")],

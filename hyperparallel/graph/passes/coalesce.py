@@ -92,7 +92,6 @@ def _join(graph: fx.Graph, starts: Sequence[fx.Node]) -> None:
     if gathers:
         for start in starts[1:]:
             _move_chain(start, first)
-        starts = sorted(starts, key=_operand)  # forward and backward alike
     lists = [list(parts) for parts in zip(*(start.args[:3] for start in starts), strict=True)]
     with graph.inserting_before(first if gathers else last):
         joined = graph.call_function(_MANY[first.target], (*lists, *first.args[3:]))  # type: ignore[index, arg-type]
@@ -116,10 +115,6 @@ def _join(graph: fx.Graph, starts: Sequence[fx.Node]) -> None:
         value=", ".join(t.value for t in transfers),
         module=joined.meta["module"],
     )
-
-
-def _operand(start: fx.Node) -> fx.Node:
-    return start.all_input_nodes[0]
 
 
 def _move_chain(start: fx.Node, target: fx.Node) -> None:

@@ -1,9 +1,9 @@
 """Order a rank's program: start communication as early as it can, wait for it as late as nobody needs it.
 
 A start moves to right behind what it needs; a wait to right before its first user. Gathers of parameters
-need nothing but the parameter, so "as early as possible" would gather the whole model at once: new ones
-start while fewer than `prefetch` tensors are under way. Of a model whose blocks are gathered as one, the
-next block is thus under way while one is computed with. What would be gathered again for the backward
+need nothing but the parameter, so "as early as possible" would gather the whole model at once: at most
+`prefetch` of them are under way ahead of their use, or one of those that gather a whole block: the next
+block is under way while one is computed with. What would be gathered again for the backward
 while the forward still has it (the last block, the head) is not gathered again.
 
 Compute keeps its order. What memory allows beyond that is not weighed here.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
@@ -34,7 +35,7 @@ def schedule(program: RankProgram, prefetch: int = 8) -> RankProgram:
     erased: set[fx.Node] = set()
     upcoming = deque(n for n in nodes if n in early and not n.meta["constant"])
     in_flight: set[fx.Node] = set()
-    latest: dict[Any, fx.Node] = {}
+    latest: dict[Any, fx.Node] = {}  # what was gathered last -> its result
     followers = _followers(starts - early)
 
     def place(node: fx.Node) -> None:
@@ -51,15 +52,17 @@ def schedule(program: RankProgram, prefetch: int = 8) -> RankProgram:
                 place(start)
 
     for node in nodes:
-        while upcoming and sum(map(_num_tensors, in_flight)) < prefetch:
+        while upcoming and _has_room(in_flight, prefetch):
             start = upcoming.popleft()
-            before = latest.setdefault(_key(start), start)
-            if program.joint and before is not start and not placed.issuperset(_readers(before)):
-                erased |= _reuse(before, start)
-            elif start not in placed:
-                place(start)
-                in_flight.add(start)
-                latest[_key(start)] = start
+            if start in placed:
+                continue
+            there = [latest.get(item) for item in _items(start)]
+            if program.joint and all(x is not None and not placed.issuperset(_readers(x)) for x in there):
+                erased |= _reuse(there, start)
+                continue
+            place(start)
+            in_flight.add(start)
+            latest.update(zip(_items(start), _results(start), strict=True))
         if node not in waits and node not in erased:
             place(node)
     for node in nodes:
@@ -69,38 +72,40 @@ def schedule(program: RankProgram, prefetch: int = 8) -> RankProgram:
     return program
 
 
-def _num_tensors(start: fx.Node) -> int:
-    return len(start.args[0]) if isinstance(start.args[0], (list, tuple)) else 1
+def _has_room(in_flight: set[fx.Node], prefetch: int) -> bool:
+    return len(in_flight) < prefetch and not any(n.target in communication.SINGLE for n in in_flight)
 
 
-def _key(start: fx.Node) -> Any:
-    """Equal for starts that gather the same pieces."""
-
-    def plain(arg: Any) -> Any:
-        return tuple(map(plain, arg)) if isinstance(arg, (list, tuple)) else arg
-
-    return start.target, plain(start.args)
+def _items(start: fx.Node) -> list[Any]:
+    """What a start gathers, by tensor: equal for equal pieces over equal axes."""
+    operand, dim, sizes, *rest = start.args
+    if start.target not in communication.SINGLE:
+        return [(operand, dim, tuple(sizes), *rest)]  # type: ignore[arg-type]
+    lists = zip(operand, dim, sizes, strict=True)  # type: ignore[arg-type]
+    return [(one, at, tuple(parts), *rest) for one, at, parts in lists]
 
 
 def _results(start: fx.Node) -> list[fx.Node]:
-    """The nodes that give the gathered tensors, in the order of the start's list where it has one."""
+    """The nodes that give the gathered tensors, in the order of `_items`."""
     (wait,) = start.users
     if start.target not in communication.SINGLE:
         return [wait]
     return sorted(wait.users, key=lambda item: item.args[1])  # type: ignore[arg-type, return-value]
 
 
-def _readers(start: fx.Node) -> set[fx.Node]:
-    return {user for result in _results(start) for user in result.users}
+def _readers(result: fx.Node) -> set[fx.Node]:
+    """The users of all that was gathered together with a result."""
+    together = result.args[0].users if result.target is operator.getitem else [result]  # type: ignore[union-attr]
+    return {user for each in together for user in each.users}
 
 
-def _reuse(before: fx.Node, start: fx.Node) -> set[fx.Node]:
-    """Let those who wait for `start` take what `before` gathers; returns the nodes that vanish."""
-    old, new = _results(start), _results(before)
+def _reuse(there: Sequence[Any], start: fx.Node) -> set[fx.Node]:
+    """Let the users of what `start` gathers take what is there; returns the nodes that vanish."""
     (wait,) = start.users
-    for mine, there in zip(old, new, strict=True):
-        mine.replace_all_uses_with(there)
-    gone = list(dict.fromkeys((*old, wait, start)))
+    results = _results(start)
+    for mine, other in zip(results, there, strict=True):
+        mine.replace_all_uses_with(other)
+    gone = list(dict.fromkeys((*results, wait, start)))
     for node in gone:
         node.graph.erase_node(node)
     return set(gone)

@@ -62,7 +62,7 @@ def calibrated(ranks: int) -> list[str]:
         raise UserError(
             "cache folder", str(path.parent), f"a folder to write to ({error.strerror})"
         ) from None
-    timings = measure(ranks, memory_bytes()[0], path.parent)
+    timings = measure(ranks, num_cores(), memory_bytes()[0], path.parent)
     cluster = describe(timings, f"on {datetime.date.today().isoformat()}")
     _replace(path, cluster.to_yaml())
     return [*figures(cluster), f"Written to {path}; `preset` and `--cluster` know it as laptop."]

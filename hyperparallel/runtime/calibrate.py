@@ -1,9 +1,9 @@
 """Times this machine's CPU ranks: products, memory, kernel starts, collectives, disk.
 
-All ranks do the same thing at the same time, for a fixed stretch rather than a fixed count, so that ranks
-that take turns on a core are seen as slow as they are in a run. A figure is the mean over ranks in the best
-of a few stretches: other work on the machine only makes things slower. What is made of the timings stands in
-`cluster/calibration.py`.
+All ranks do the same thing at the same time. What a rank does by itself is timed in seconds of its thread, so
+that other work on the machine doesn't count, times the turns that ranks take where they have more threads
+than there are cores; collectives are timed by the clock, because they are waiting. A figure is the mean over
+ranks in the best of a few stretches. What is made of the timings stands in `cluster/calibration.py`.
 
 CPU only: a machine with GPUs is described by a preset.
 """
@@ -65,16 +65,22 @@ class Found:
 
 
 def measure(
-    ranks: int, memory_bytes: float, folder: Path, work: Work | None = None, threads: int | None = None
+    ranks: int,
+    cores: int,
+    memory_bytes: float,
+    folder: Path,
+    work: Work | None = None,
+    threads: int | None = None,
 ) -> Timings:
-    """Time this machine with `ranks` ranks; about a hundred figures, so half a minute.
+    """Time this machine with `ranks` ranks; about sixty figures, half a minute.
 
-    memory_bytes: what the machine has. folder: the disk to time, in a file that is removed again. threads:
-    per rank, by default the cores shared out. Raises `RunError` where ranks fail.
+    cores, memory_bytes: what the machine has. folder: the disk to time, in a file that is removed again.
+    threads: per rank, by default the cores shared out. Raises `RunError` where ranks fail.
     """
     work = work or Work()
     found: list[Found] = launch(_measure, ranks, args=(work,), timeout=600, threads=threads)
-    best = {key: _best([one.stretches[key] for one in found]) for key in found[0].stretches}
+    turns = max(1.0, ranks * found[0].threads / cores)
+    best = {key: turns * _best([one.stretches[key] for one in found]) for key in found[0].stretches}
     read, write = disk_rates(folder, work.disk_bytes)
     return Timings(
         ranks=ranks,
@@ -127,16 +133,16 @@ def _addition(count: int) -> Callable[[], object]:
 
 
 def _stretches(call: Callable[[], object], work: Work) -> list[float]:
-    """Seconds per call in each of `repeats` stretches, which all ranks begin together."""
+    """Seconds of this thread per call in each of `repeats` stretches, which all ranks begin together."""
     call()
     found = []
     for _ in range(work.repeats):
         dist.barrier()
-        begin, calls, elapsed = time.perf_counter(), 0, 0.0
+        begin, calls, elapsed = time.thread_time(), 0, 0.0
         while elapsed < work.stretch_s or calls < 3:
             call()
             calls += 1
-            elapsed = time.perf_counter() - begin
+            elapsed = time.thread_time() - begin
         found.append(elapsed / calls)
     return found
 

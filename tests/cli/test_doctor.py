@@ -65,7 +65,7 @@ def test_calibrating_writes_what_the_laptop_preset_reads(
 ) -> None:
     asked: list[int] = []
 
-    def measured(ranks: int, memory: float, folder: Path) -> Timings:
+    def measured(ranks: int, cores: int, memory: float, folder: Path) -> Timings:
         asked.append(ranks)
         return timings(ranks=ranks)
 

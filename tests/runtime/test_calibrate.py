@@ -18,7 +18,7 @@ def work(**sizes: object) -> calibrate.Work:
 @pytest.mark.procs
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_this_machine_is_timed(ranks: int, tmp_path: Path) -> None:
-    timings = calibrate.measure(ranks, 8e9, tmp_path, work(), threads=1)
+    timings = calibrate.measure(ranks, 2, 8e9, tmp_path, work(), threads=1)
     assert not list(tmp_path.iterdir())
     assert (timings.ranks, timings.threads) == (ranks, 1)
     sizes = sorted({row.group for row in timings.collectives})
@@ -32,9 +32,21 @@ def test_this_machine_is_timed(ranks: int, tmp_path: Path) -> None:
 @pytest.mark.procs
 def test_wire_bytes_count_what_a_member_receives(tmp_path: Path) -> None:
     """1,200 numbers of 4 bytes between two: a gather brings half of them, a reduction half twice."""
-    rows = calibrate.measure(2, 8e9, tmp_path, work(messages=(1200,)), threads=1).collectives
+    rows = calibrate.measure(2, 2, 8e9, tmp_path, work(messages=(1200,)), threads=1).collectives
     wire = {row.kind: row.wire_bytes for row in rows}
     assert wire == {"all_reduce": 4800.0, "all_gather": 2400.0, "reduce_scatter": 2400.0}
+
+
+@pytest.mark.fake
+def test_ranks_that_take_turns_are_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four ranks of one thread on two cores get half a core each, whatever their own clocks say."""
+    keys = [(name, 64, 64, 64) for name in calibrate.DTYPES]
+    keys += [("memory", count) for count in calibrate.MEMORY_ELEMENTS] + [("launch",), ("copy",)]
+    one = calibrate.Found(1, {key: [1e-3, 2e-3] for key in keys}, [])
+    monkeypatch.setattr(calibrate, "launch", lambda *args, **options: [one] * 4)
+    for cores, seconds in ((2, 2e-3), (4, 1e-3), (64, 1e-3)):
+        timings = calibrate.measure(4, cores, 8e9, tmp_path, work(shapes=((64, 64, 64),)))
+        assert timings.matmuls["fp32"][0].seconds == timings.launch_s == seconds
 
 
 @pytest.mark.fake

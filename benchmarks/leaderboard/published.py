@@ -121,7 +121,7 @@ def _strategy(row: Mapping[str, str], number: Mapping[str, int], facts: Source, 
     micro = number.get("mbs", 1)
     if row["source"] == "torchtitan" and pp > 1:
         micro = 1  # the column is the local batch; its pipeline schedules run microbatches of one
-    recompute = {"full": "full", "selective": "selective", "SAC": "selective"}.get(
+    recompute = {"full": "full", "selective": "selective", "SAC": "alternate"}.get(
         row["recompute"], facts.recompute
     )
     sp = facts.sp and tp > 1

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hyperparallel.errors import UserError, nearest
 
 Array = npt.NDArray[Any]
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "alternate", "full")
 SCHEDULES = ("1f1b", "gpipe", "zb-h1")
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 
@@ -30,12 +30,12 @@ class Strategy:
     virtual: model chunks on each pipeline rank. microbatch: samples that one data-parallel rank works on at
     once. zero: 0 keeps all states whole, 1 cuts optimizer states over dp * cp, 2 gradients too, 3 parameters
     too. sp: norms and residuals are cut over tp along the sequence. recompute: what is computed again in the
-    backward ("selective": the attention core). schedule: of the pipeline. dtype: of the matrix products;
-    the parameters' own copy is 16-bit and the optimizer's 32-bit. offload: the share of optimizer states
-    kept in host memory. flash: fused kernels, so that attention keeps no scores and the loss makes few
-    passes. overlap: gradients and parameters of the data axis travel while other layers compute, and
-    tensor-parallel messages beside matrix products. graph: kernels are started from a recorded program, not
-    one by one from Python.
+    backward ("selective": the attention core, "alternate": every other weight product). schedule: of the
+    pipeline. dtype: of the matrix products; the parameters' own copy is 16-bit and the optimizer's 32-bit.
+    offload: the share of optimizer states kept in host memory. flash: fused kernels, so that attention keeps
+    no scores and the loss makes few passes. overlap: gradients and parameters of the data axis travel while
+    other layers compute, and tensor-parallel messages beside matrix products. graph: kernels are started from
+    a recorded program, not one by one from Python.
 
     >>> Strategy(tp=2, dp=4).devices
     8
@@ -51,7 +51,7 @@ class Strategy:
     microbatch: int = 1
     zero: int = 1
     sp: bool = False
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Literal["none", "selective", "alternate", "full"] = "none"
     schedule: Literal["1f1b", "gpipe", "zb-h1"] = "1f1b"
     dtype: str = "bf16"
     offload: float = 0.0

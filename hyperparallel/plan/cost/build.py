@@ -29,6 +29,7 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
     params: Value = 0.0
     expert_params: Value = 0.0
     saved: Value = 0.0
+    whole_bytes: Value = 0.0
     gathered = c.zero == 3
     for layer, count in model.kinds:
         work = layer_work(layer, model, seq, c)
@@ -39,6 +40,7 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
         params = params + work.params * count
         expert_params = expert_params + work.expert_params * count
         saved = saved + work.saved_bytes * count
+        whole_bytes = np.maximum(whole_bytes, work.whole_bytes)
     head = _head(model, seq, c)
     segments.append(Segment(head, HEAD, 1.0 + model.mtp))
     if model.mtp:
@@ -56,6 +58,9 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
         "expert_params": expert_params / c.pp,
         "boundary_bytes": 2.0 * tokens * model.hidden / c.tp,
         "saved_bytes": saved / model.num_layers,
+        "whole_bytes": whole_bytes,
+        "logits": tokens * model.vocab / c.tp,
+        "offload": c.offload,
         "tokens": np.asarray(global_batch) * float(seq),
     }
     return flatten(segments, c, cluster, row)

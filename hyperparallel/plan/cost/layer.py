@@ -30,7 +30,7 @@ from hyperparallel.workload.mlp import Mlp, Moe
 from hyperparallel.workload.model import Attention, Layer, Model, StateSpace
 
 BACKWARD_STREAM = 1.6
-SELECTIVE, FULL = RECOMPUTE.index("selective"), RECOMPUTE.index("full")
+SELECTIVE, ALTERNATE, FULL = (RECOMPUTE.index(x) for x in ("selective", "alternate", "full"))
 
 
 @dataclass
@@ -85,15 +85,21 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
         saved = saved + (at.tokens * at.hidden / shared if at.dropout else 0.0)
         params = params + _held(dense, c.tp)
     params = params + layer.norms * at.hidden * (2 if model.norm == "layer" else 1)
-    again = _joined(core.scaled(c.recompute == SELECTIVE), _joined(forward, core).scaled(c.recompute == FULL))
+    again = _joined(
+        core.scaled((c.recompute == SELECTIVE) | (c.recompute == FULL)),
+        forward.scaled(np.where(c.recompute == FULL, 1.0, np.where(c.recompute == ALTERNATE, 0.5, 0.0))),
+    )
+    whole = saved + core_saved
+    saved = np.where(c.recompute == ALTERNATE, saved / 2, saved)
     saved = np.where(c.recompute == FULL, 2.0 * at.tokens * at.hidden / shared, saved)
-    saved = saved + np.where(c.recompute == 0, core_saved, 0.0)
+    saved = saved + np.where((c.recompute == 0) | (c.recompute == ALTERNATE), core_saved, 0.0)
     backward = _backward(forward, at)
     return LayerWork(
         _joined(forward, core),
         _joined(backward, _core_backward(core, c)),
         again,
         saved,
+        whole,
         params,
         expert_params,
     )
@@ -212,7 +218,7 @@ def _backward(forward: Work, at: _Sizes) -> Work:
     work.permuted_bytes = forward.permuted_bytes
     for message in forward.messages:
         extra = 2.0 if message.axis == "tp" and message.kind == "all_gather" else 1.0
-        work.messages.append(message._replace(count=message.count * extra))
+        work.messages.append(message._replace(times=message.times * extra))
     return work
 
 
@@ -223,7 +229,7 @@ def _core_backward(core: Work, c: Candidates) -> Work:
         work.product(p.m, p.n, p.k, copies=p.copies * (2.5 if p.attention else 2.0), low=False)
         work.products[-1] = work.products[-1]._replace(attention=p.attention)
     work.stream(core.stream_bytes * BACKWARD_STREAM, 2.0)
-    work.messages += [m._replace(count=m.count * 2.0) for m in core.messages]
+    work.messages += [m._replace(times=m.times * 2.0) for m in core.messages]
     return work
 
 

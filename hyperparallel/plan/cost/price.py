@@ -103,7 +103,7 @@ def step_seconds(rows: Rows, constants: Constants) -> StepTime:
     r = rows.row
     segments, length = len(rows.segment_row), rows.length
     at = rows.segment_row
-    device = np.bincount(rows.product_segment, product_seconds(rows, constants), segments)
+    device: Array = np.bincount(rows.product_segment, product_seconds(rows, constants), segments)
     device = device + (rows.segment_stream + rows.segment_permuted * constants.dispatch) / (
         r["memory_bytes_s"][at] * constants.memory
     )

@@ -124,8 +124,8 @@ def flatten(
             ):
                 column.append(spread(value))
         for m in segment.work.messages:
-            used = (spread(m.count) * (axes[m.axis].size > 1)).nonzero()[0]
-            entries = (place, KINDS.index(m.kind) * shape, m.num_bytes, m.count, m.hidden, m.copies)
+            used = (spread(m.times) * (axes[m.axis].size > 1)).nonzero()[0]
+            entries = (place, KINDS.index(m.kind) * shape, m.num_bytes, m.times, m.hidden, m.copies)
             for column, value in zip(messages[:6], entries, strict=True):
                 column.append(spread(value)[used])
             messages[6].append(axes[m.axis].take(used))

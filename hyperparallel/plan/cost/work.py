@@ -38,7 +38,7 @@ class Message(NamedTuple):
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
     axis: Literal["tp", "cp", "ep", "etp", "dp", "pp"]
     num_bytes: Value
-    count: Value = 1.0
+    times: Value = 1.0
     hidden: bool = False
     copies: float = 1.0
 
@@ -72,7 +72,7 @@ class Work:
             self.stream_bytes * factor,
             self.launches * factor,
             self.permuted_bytes * factor,
-            [m._replace(count=m.count * factor) for m in self.messages],
+            [m._replace(times=m.times * factor) for m in self.messages],
         )
 
     def flops(self) -> Value:
@@ -84,7 +84,8 @@ class Work:
 class LayerWork:
     """One layer of one microbatch: forward, backward without recomputation, and what is computed again.
 
-    saved_bytes: kept from forward to backward. params: elements held by this rank outside the experts, and
+    saved_bytes: kept from forward to backward. whole_bytes: what would be kept without recomputation, alive
+    while this one layer runs backward. params: elements held by this rank outside the experts, and
     expert_params inside them (both after tp, ep and etp; before ZeRO).
     """
 
@@ -92,5 +93,6 @@ class LayerWork:
     backward: Work
     again: Work
     saved_bytes: Value
+    whole_bytes: Value
     params: Value
     expert_params: Value = 0.0

@@ -51,13 +51,13 @@ def read_request(
         raise UserError("override", f"{key}={written[key]}", f"{key} only once")
     config = make_config({**recipe.fields, **given, **written})
     compute = config.compute or settled.compute  # either may ask for it; both then say so
+    if compute and config.dtype == "float64":
+        raise UserError("compute", compute, "none with dtype=float64, which a product would mix with it")
     config = config.model_copy(update={"compute": compute})
     return Request(recipe, config, replace(settled, compute=compute))
 
 
-def settle_plan(
-    recipe: Recipe, mesh: str | None, plan: Path | None, devices: int | None
-) -> Plan:
+def settle_plan(recipe: Recipe, mesh: str | None, plan: Path | None, devices: int | None) -> Plan:
     """The plan that a mesh, a plan file and a number of devices mean together."""
     wanted = parse_mesh(mesh) if mesh else None
     if plan is not None:

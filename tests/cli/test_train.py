@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from hyperparallel.runtime.checkpoint import Checkpointer
+
 pytestmark = pytest.mark.procs
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "tests.cli.tiny:tiny"
@@ -70,9 +72,35 @@ def test_one_step_is_traced(text: Path, environment: dict[str, str], tmp_path: P
     assert compared.returncode == 0 and "same order of actions" in compared.stdout
 
 
-def test_an_old_run_folder_is_resumed(
+def test_mixed_precision_is_checked_against_one_device(
     text: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
+    """And its checkpoints hold float32."""
+    words = [TINY, "--mesh", "fsdp=2,tp=2", "--data", str(text), "--run-folder", str(tmp_path)]
+    done = _run(environment, *_command(*words, "--compute", "bfloat16", "--check", "checkpoint_every=4"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "check passed: 4 steps" in done.stdout and "(allowed 2e-02)" in done.stdout
+    assert "computed in bfloat16; parameters and their gradients keep their dtype" in done.stdout
+    record = json.loads((tmp_path / "plan.json").read_text())
+    assert "compute: bfloat16" in record["plan"]
+    moved = {(item["kind"], item["dtype"]) for item in record["communications"]}
+    assert ("all_gather", "bfloat16") in moved and ("reduce_scatter", "bfloat16") not in moved
+    assert json.loads((tmp_path / "config.json").read_text())["compute"] == "bfloat16"
+    saved = Checkpointer(tmp_path / "checkpoints").read_index().tensors
+    kept = {entry.dtype for name, entry in saved.items() if name.startswith(("model/", "optimizer/"))}
+    assert kept == {"float32"}
+
+
+@pytest.mark.parametrize("words", [["--compute", "fp16"], ["compute=bfloat16", "dtype=float64"]])
+def test_other_computes_are_refused_in_one_line(
+    words: list[str], text: Path, environment: dict[str, str]
+) -> None:
+    done = _run(environment, *_command(TINY, "--mesh", "dp=2", "--data", str(text), *words))
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert "compute: got" in done.stderr, done.stderr
+
+
+def test_an_old_run_folder_is_resumed(text: Path, environment: dict[str, str], tmp_path: Path) -> None:
     words = [TINY, "--mesh", "dp=2", "--data", str(text), "--run-folder", str(tmp_path)]
     words += ["checkpoint_every=2", "schedule=constant"]
     first = _run(environment, *_command(*words, "--steps", "2"))
@@ -82,9 +110,7 @@ def test_an_old_run_folder_is_resumed(
     assert "steps 3 to 4" in second.stdout and "check left out" in second.stdout
 
 
-def test_ranks_of_torchrun_are_used(
-    text: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_ranks_of_torchrun_are_used(text: Path, environment: dict[str, str], tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     torchrun += ["--nproc-per-node", "2", "-m", "hyperparallel"]
     words = ["train", TINY, "--mesh", "dp=2", "--data", str(text), "--run-folder", str(tmp_path)]
@@ -101,9 +127,7 @@ def test_a_failing_rank_is_reported(text: Path, environment: dict[str, str]) -> 
 
 
 @pytest.fixture
-def endless(
-    text: Path, environment: dict[str, str], tmp_path: Path
-) -> Iterator[subprocess.Popen[str]]:
+def endless(text: Path, environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run that has begun its steps."""
     words = [TINY, "--mesh", "dp=2", "--data", str(text), "--run-folder", str(tmp_path)]
     words += ["--steps", "1000000"]

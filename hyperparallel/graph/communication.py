@@ -63,7 +63,7 @@ def all_gather_many_start(
 def reduce_scatter_many_start(
     xs: Sequence[Any], dims: Sequence[int], sizes: Sequence[Sequence[int]], op: str, axes: Axes
 ) -> Any:
-    """`reduce_scatter_start` of every x with its dim and sizes, as one collective; `wait` gives all results."""
+    """`reduce_scatter_start` of every x with its dim and sizes, as one collective; `wait` gives all."""
     _unbound("reduce_scatter_many_start")
 
 

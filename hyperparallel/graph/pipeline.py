@@ -1,6 +1,7 @@
 """The way from a module to one rank's program: an ordered list of passes, visible here.
 
-capture -> fold masks -> tidy -> extract -> rules -> decide -> partition -> peephole -> coalesce -> bucket -> schedule.
+capture -> fold masks -> tidy -> extract -> rules -> decide -> partition -> peephole -> coalesce -> bucket
+-> schedule.
 
 `Built` is the part that all ranks share; `rank_program` is one rank's. Users add their own passes over
 the joint graph (`joint_passes`) or over a rank's program (`rank_passes`).

@@ -82,7 +82,8 @@ class Certificate:
         drawn = "the same" if self.random_state_equal else "DIFFERENT"
         return (
             f"{len(self.errors)} results and gradients compared on {self.num_ranks} virtual ranks: "
-            f"largest relative error {error:.2e} ({name}){self._rounding_words()}; replicas {agree}; {drawn} random numbers"
+            f"largest relative error {error:.2e} ({name}){self._rounding_words()}; replicas {agree}; "
+            f"{drawn} random numbers"
         )
 
     def _rounding_words(self) -> str:

@@ -112,7 +112,7 @@ def _fusible(node: fx.Node) -> bool:
     target = node.target
     if target is operator.getitem:
         source = node.args[0]
-        return isinstance(source, fx.Node) and not isinstance(source.target, Segment)
+        return isinstance(source, fx.Node) and _fusible(source)  # a region takes tensors, not tuples of them
     if not isinstance(target, torch._ops.OpOverload) or target in communication.STARTS:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags

@@ -11,8 +11,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hyperparallel.graph.precision import computing
+from hyperparallel.layout import Layout
+from hyperparallel.plan import Plan
 from hyperparallel.runtime.parallel import parallelize
 from hyperparallel.runtime.step import TrainStep
+from tests.graph import families
 from tests.models import plain_decoder, token_batches
 from tests.ranks import run_ranks
 from tests.runtime.test_training import adamw, largest_difference, plan_of
@@ -113,3 +116,16 @@ def test_a_model_of_bfloat16_weights_trains() -> None:
     alone = dense_losses(None, torch.bfloat16)
     for losses in run_ranks(4, rank_main, timeout=120):
         assert largest_difference(losses, alone) < 2e-2
+
+
+@pytest.mark.timeout(300)
+def test_inductor_runs_it_as_well() -> None:
+    """Compiled regions round less often, hence not bit for bit; fused attention stands between regions."""
+    losses = []
+    for compile in (False, True):
+        model, batch = families.seeded("llama", 1)
+        plan = Plan(Layout((1,), ("dp",)), compute="bfloat16")
+        step = TrainStep(model, adamw, plan, batch, compile=compile)
+        losses.append([step.step(batch).loss for _ in range(4)])
+    assert losses[0] != losses[1]  # it did compile
+    assert largest_difference(losses[1], losses[0]) < 5e-3

@@ -19,6 +19,7 @@ from hyperparallel.plan.plan import Plan, match
 from hyperparallel.plan.refine import refine
 from hyperparallel.plan.written import dim_place, region_of, written_choices, written_specs
 from hyperparallel.shard.placements import WHOLE, Choice, Cut, Pending, Placement
+from hyperparallel.shard.prices import VIEWS, kind
 from hyperparallel.shard.rule import Rule
 from hyperparallel.shard.solve import constant_ops, solve_axis
 from hyperparallel.shard.spec import FactorCut, Spec, make_spec, spec_of_dims, spec_of_layout
@@ -89,6 +90,19 @@ def decide(
     return settling.decisions(axes, rules)
 
 
+def _looks(work: Workload, value: str) -> set[str]:
+    """A parameter and what is only another look at it: casts, and views of either."""
+    found = {value, *work.casts[value]}
+    todo = list(found)
+    while todo:
+        for op in work.consumers[todo.pop()]:
+            if len(op.inputs) == 1 and kind(op) in VIEWS:
+                fresh = {made for made in op.outputs if made} - found
+                found |= fresh
+                todo += fresh
+    return found
+
+
 def pinned(decisions: Decisions) -> Plan:
     """The plan that declares every parameter as it was decided to be stored, for another batch shape."""
     layouts = {name: spec.layout() for name, spec in decisions.stored.items()}
@@ -147,7 +161,7 @@ class _Settling:
         for name, value in work.params.items():
             sources[value] = self._param_places(name, value, axis, done)
             if name in self.declared and len(sources[value]) == 1:
-                declared.update((value, *work.casts[value]))
+                declared.update(_looks(work, value))
             if name in work.grads:
                 stored = self._stored_cut(name, axis, done)
                 sinks[work.grads[name]] = value if stored is None else (stored,)

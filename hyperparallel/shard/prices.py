@@ -24,6 +24,15 @@ ORDERLESS = (*PRODUCTS, *RELABELS, "clone")
 inside (`placements.inner_periods`)."""
 
 
+ONE_EXCHANGE = (
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+    "log_softmax_backward_data",
+    "softmax_backward_data",
+)
+"""Ops whose local form reduces once over ranks; the others that do need two, such as a maximum and a sum."""
+
+
 def kind(op: Op) -> str:
     """The op's name without namespace, overload and underscores.
 
@@ -96,5 +105,5 @@ def op_seconds(
     if choice.inside_fraction:
         first = next(value for value in op.outputs if value)
         received = choice.inside_fraction * num_bytes[first]
-        seconds += 2 * rates.collective_seconds(axis, received)
+        seconds += (1 if kind(op) in ONE_EXCHANGE else 2) * rates.collective_seconds(axis, received)
     return seconds

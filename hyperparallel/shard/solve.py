@@ -188,7 +188,7 @@ class _AxisProgram:
             wants[value]["sink", shared] = self._sink(value, sink)
         for value, needs in wants.items():
             num_bytes = self.workload.values[value].num_bytes / self.done.values[value]
-            key_of_edge = (self.made_by[value], frozenset(needs), num_bytes)
+            key_of_edge = (self.made_by[value], frozenset(needs), num_bytes, value in self.task.declared)
             self.edges[key_of_edge] += 1.0
             if key_of_edge not in self.edge_values:
                 self.edge_values[key_of_edge] = value, self._by_time(value, needs)

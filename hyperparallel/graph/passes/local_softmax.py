@@ -53,7 +53,7 @@ def log_softmax_grad(
     grad: torch.Tensor, out: torch.Tensor, total: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """grad - softmax * (sum of grad along the row)."""
-    return (wide(grad) - wide(out).exp() * total).to(dtype)
+    return wide(out).exp().mul_(-total).add_(wide(grad)).to(dtype)
 
 
 def softmax_grad(

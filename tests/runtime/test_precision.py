@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from hyperparallel.errors import PlanError, UserError
 from hyperparallel.graph.derive import derived
 from hyperparallel.graph.pipeline import build
+from hyperparallel.graph.precision import computing
 from hyperparallel.layout import Layout
 from hyperparallel.plan import Plan
 from hyperparallel.plan.report import text_report
@@ -252,3 +254,30 @@ def test_autocast_around_a_program() -> None:
     for compute, asked in ((None, torch.bfloat16), ("bfloat16", torch.float16)):
         with pytest.raises(UserError, match=r"autocast: got .*write Plan\(\.\.\., compute=\"bfloat16\"\)"):
             loss(compute, asked)
+
+
+def test_other_shapes_and_evaluation_compute_alike() -> None:
+    """Programs that are built later keep the plan's precision."""
+    batch = {"ids": torch.arange(6).view(2, 3), "labels": torch.arange(6).view(2, 3)}
+    torch.manual_seed(0)
+    plain = small.NextToken()
+    model = parallelize(copy.deepcopy(plain), Plan(Layout((1,), ("dp",)), compute="bfloat16"), batch)
+    other = {key: torch.cat([x, x + 1]) for key, x in batch.items()}
+    model.eval()
+    with computing("bfloat16", "cpu"):
+        wanted = plain(**other)["loss"]
+    assert torch.equal(model(**other)["loss"], wanted)
+    assert not torch.equal(plain(**other)["loss"], wanted)
+
+
+def test_a_wrong_program_in_bfloat16_does_not_certify(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = families.seeded("llama", 1)
+    plan = plan_of("fsdp2 x tp2", "llama", compute="bfloat16")
+    assert certify(model, plan, batch).holds()
+    assert certify(model, replace(plan, compute=None), batch).holds(None)
+    run = virtual.Lockstep.run
+    monkeypatch.setattr(
+        virtual.Lockstep, "run", lambda self, rows: [[x * 1.05 for x in row] for row in run(self, rows)]
+    )
+    found = certify(model, plan, batch)
+    assert found.replicas_agree and not found.holds()

@@ -119,6 +119,7 @@ def test_a_model_of_bfloat16_weights_trains() -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Inductor's own
 def test_inductor_runs_it_as_well() -> None:
     """Compiled regions round less often, hence not bit for bit; fused attention stands between regions."""
     losses = []

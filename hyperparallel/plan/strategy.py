@@ -19,6 +19,7 @@ from hyperparallel.errors import UserError, nearest
 Array = npt.NDArray[Any]
 RECOMPUTE = ("none", "selective", "alternate", "full")
 SCHEDULES = ("1f1b", "gpipe", "zb-h1")
+ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp")
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 
 
@@ -35,7 +36,7 @@ class Strategy:
     offload: the share of optimizer states kept in host memory. flash: fused kernels, so that attention keeps
     no scores and the loss makes few passes. overlap: gradients and parameters of the data axis travel while
     other layers compute, and tensor-parallel messages beside matrix products. graph: kernels are started from
-    a recorded program, not one by one from Python.
+    a recorded program, not one by one from Python. order: of the axes over the devices, innermost first.
 
     >>> Strategy(tp=2, dp=4).devices
     8
@@ -58,13 +59,14 @@ class Strategy:
     flash: bool = True
     overlap: bool = True
     graph: bool = True
+    order: Literal["tp-cp-dp-pp", "tp-cp-pp-dp"] = "tp-cp-dp-pp"
 
     def __post_init__(self) -> None:
         for name in ("tp", "cp", "pp", "dp", "ep", "etp", "virtual", "microbatch"):
             value = getattr(self, name)
             if not isinstance(value, (int, np.integer)) or value < 1:
                 raise UserError(name, value, "a whole number of at least 1")
-        for name, allowed in (("recompute", RECOMPUTE), ("schedule", SCHEDULES), ("dtype", DTYPES)):
+        for name, allowed in _NAMES.items():
             value = getattr(self, name)
             if value not in allowed:
                 raise UserError(name, value, " or ".join(allowed), nearest(str(value), allowed))
@@ -95,12 +97,13 @@ class Strategy:
         parts += [self.recompute] if self.recompute != "none" else []
         parts += [self.schedule] if self.pp > 1 and self.schedule != "1f1b" else []
         parts += [f"offload {self.offload:.0%}"] if self.offload else []
+        parts += ["pp inside dp"] if self.pp > 1 and self.dp > 1 and self.order != ORDERS[0] else []
         return " ".join(parts)
 
 
 class Candidates:
-    """Many strategies as one array per field; `recompute`, `schedule` and `dtype` as positions in
-    `RECOMPUTE`, `SCHEDULES` and `DTYPES`."""
+    """Many strategies as one array per field; `recompute`, `schedule`, `dtype` and `order` as positions
+    in `RECOMPUTE`, `SCHEDULES`, `DTYPES` and `ORDERS`."""
 
     tp: Array
     cp: Array
@@ -119,6 +122,7 @@ class Candidates:
     flash: Array
     overlap: Array
     graph: Array
+    order: Array
 
     def __init__(self, **columns: Any) -> None:
         defaults = asdict(Strategy())
@@ -159,7 +163,12 @@ class Candidates:
         return self.tp * self.cp * self.dp * self.pp
 
 
-_NAMES: dict[str, Sequence[str]] = {"recompute": RECOMPUTE, "schedule": SCHEDULES, "dtype": DTYPES}
+_NAMES: dict[str, Sequence[str]] = {
+    "recompute": RECOMPUTE,
+    "schedule": SCHEDULES,
+    "dtype": DTYPES,
+    "order": ORDERS,
+}
 
 
 def _code(name: str, value: Any) -> Any:

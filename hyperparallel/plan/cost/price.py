@@ -37,6 +37,9 @@ TUNED_ATTENTION = 0.7
 QUANTISE_BYTES = 4.0
 """Moved for each input element of a product in 8 bits or less: read for its scale, read and written."""
 
+STATE_BYTES = 12.0
+"""Of optimizer states for one parameter; those in host memory come in and go back in every step."""
+
 STEP_SECONDS = 2e-3
 """Once per step: clipping, logging, the host between steps."""
 
@@ -98,10 +101,23 @@ def product_seconds(rows: Rows, constants: Constants) -> Array:
     return result
 
 
-def step_seconds(rows: Rows, constants: Constants) -> StepTime:
-    """Price every row."""
-    r = rows.row
-    segments, length = len(rows.segment_row), rows.length
+@dataclass
+class SegmentTimes:
+    """Seconds of one layer (or the head) in one pass, per segment: kernels, what is exposed of
+    tensor-parallel messages, of tokens sent to experts, and of parameters gathered by ZeRO-3; then how long
+    messages and gathers take, exposed or not."""
+
+    compute: Array
+    tensor: Array
+    dispatch: Array
+    fsdp: Array
+    travel: Array
+    gather: Array
+
+
+def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
+    """Price every segment."""
+    r, segments = rows.row, len(rows.segment_row)
     at = rows.segment_row
     device: Array = np.bincount(rows.product_segment, product_seconds(rows, constants), segments)
     device = device + (rows.segment_stream + rows.segment_permuted * constants.dispatch) / (
@@ -125,17 +141,24 @@ def step_seconds(rows: Rows, constants: Constants) -> StepTime:
     busy = compute + tensor + dispatch
     fsdp = np.where(rows.segment_gather > 0, soft_max(busy, gather) - busy, 0.0)
     fsdp = fsdp + r["taken"][at] * np.maximum(gather - fsdp, 0.0)
+    return SegmentTimes(compute, tensor, dispatch, fsdp, travel, gather)
+
+
+def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = None) -> StepTime:
+    """Price every row; times: of the same rows, where they are known already."""
+    t = times or segment_times(rows, constants)
+    r, at, length = rows.row, rows.segment_row, rows.length
     weight = rows.segment_layers * (rows.segment_pass != HEAD)
 
     def per_row(values: Array, chosen: Array) -> Array:
         return np.asarray(np.bincount(at, values * chosen, length), float)
 
     is_head = (rows.segment_pass == HEAD) * rows.segment_layers
-    layers = per_row(compute, weight)
-    head = per_row(compute + tensor, is_head)
-    messages = per_row(tensor, weight)
-    routed = per_row(dispatch, weight)
-    params_wait = per_row(fsdp, weight)
+    layers = per_row(t.compute, weight)
+    head = per_row(t.compute + t.tensor, is_head)
+    messages = per_row(t.tensor, weight)
+    routed = per_row(t.dispatch, weight)
+    params_wait = per_row(t.fsdp, weight)
     p, v, m = r["pp"], r["virtual"], r["microbatches"]
     stage = (layers + messages + routed + params_wait) / p
     per_chunk = np.ceil(r["layers"] / (p * v))
@@ -154,7 +177,7 @@ def step_seconds(rows: Rows, constants: Constants) -> StepTime:
     busy_row = m * (layers + head) / p
     parts = (busy_row, exposed_tensor, exposed_experts, bubble, gradients, optimizer)
     seconds = sum(parts[1:], start=parts[0])
-    moved = m * (per_row(travel, weight + is_head) + per_row(gather, weight)) / p + m * 2.0 * v * boundary
+    moved = m * (per_row(t.travel, weight + is_head) + per_row(t.gather, weight)) / p + m * 2.0 * v * boundary
     return StepTime(seconds, *parts, moved + travel_gradients)
 
 
@@ -180,7 +203,9 @@ def _optimizer(rows: Rows, constants: Constants) -> Array:
     ranks = np.where(r["zero"] >= 1, rows.groups["dp"].size, 1.0)
     expert_ranks = np.where(r["zero"] >= 1, rows.groups["edp"].size, 1.0)
     params = r["params"] / ranks + r["expert_params"] / expert_ranks
-    result: Array = params * OPTIMIZER_BYTES / (r["memory_bytes_s"] * constants.memory) + STEP_SECONDS
+    seconds = params * OPTIMIZER_BYTES / (r["memory_bytes_s"] * constants.memory) + STEP_SECONDS
+    there_and_back = STATE_BYTES * params * r["offload"] * r["host_s_byte"]
+    result: Array = seconds + there_and_back
     return result
 
 

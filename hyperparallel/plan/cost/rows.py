@@ -159,6 +159,7 @@ def flatten(
         "half_k": device.gemm.half_k,
         "tile_m": device.gemm.tile_m,
         "tile_n": device.gemm.tile_n,
+        "host_s_byte": _host_seconds(cluster),
         "taken": device.collective_units / device.units + device.comm_slowdown - 1.0,
     }
     facts |= {
@@ -183,13 +184,36 @@ def flatten(
     )
 
 
-def _groups(cluster: Cluster, c: Candidates) -> dict[str, Groups]:
-    """The groups of every axis: tp innermost, then cp, dp and pp; experts fold over tp, cp and dp.
+def _host_seconds(cluster: Cluster) -> float:
+    """Of a byte that comes from host memory and goes back while all devices do so; 0 without that tier."""
+    if not cluster.has_tier("host"):
+        return 0.0
+    read, write = cluster.tier("host").contended()
+    return 1.0 / read + 1.0 / write
 
-    "dp" is what gradients are reduced over, dp * cp; "edp" the same for experts.
+
+def _groups(cluster: Cluster, c: Candidates) -> dict[str, Groups]:
+    """The groups of every axis: tp innermost, then cp, then dp and pp in the candidate's order.
+
+    "dp" is what gradients are reduced over, dp * cp; "edp" the same for experts, which fold over tp, cp and
+    dp. Where the pipeline lies inside dp, experts skip it: they fill tp * cp, then go on outside.
     """
-    replicas = c.tp * c.cp * c.dp / (c.ep * c.etp)
-    tp, cp, dp, pp = spans(cluster, [x.astype(int) for x in (c.tp, c.cp, c.dp, c.pp)]).astype(float)
-    etp, ep, edp = spans(cluster, [x.astype(int) for x in (c.etp, c.ep, replicas)]).astype(float)
+    columns = [x.astype(int) for x in (c.tp, c.cp, c.dp, c.pp, c.etp, c.ep)]
+    tp_, cp_, dp_, pp_, etp_, ep_ = columns
+    near = (c.order > 0).astype(bool)
+    spread = tp_ * cp_ * dp_ // (etp_ * ep_)
+    tp, cp, dp, pp = spans(cluster, [tp_, cp_, dp_, pp_]).astype(float)
+    etp, ep, edp = spans(cluster, [etp_, ep_, spread]).astype(float)
+    if near.any():
+        inside = np.maximum(tp_ * cp_ // np.gcd(etp_, tp_ * cp_), 1)
+        ep_in = np.gcd(ep_, inside)
+        rest = inside // ep_in
+        a, b, d, e = spans(cluster, [tp_, cp_, pp_, dp_]).astype(float)
+        tp, cp, pp, dp = (np.where(near, x, y) for x, y in zip((a, b, d, e), (tp, cp, pp, dp), strict=True))
+        rest = np.gcd(rest, spread)
+        parts = spans(cluster, [etp_, ep_in, rest, pp_, ep_ // ep_in, spread // rest]).astype(float)
+        etp = np.where(near, parts[0], etp)
+        ep = np.where(near, parts[1] * parts[4], ep)
+        edp = np.where(near, parts[2] * parts[5], edp)
     members = {"tp": tp, "cp": cp, "dp": cp * dp, "pp": pp, "etp": etp, "ep": ep, "edp": edp}
     return {axis: groups_of(cluster, value.T) for axis, value in members.items()}

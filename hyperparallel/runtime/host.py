@@ -19,6 +19,10 @@ import time
 from hyperparallel.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_HELD_BYTES = 1 << 30
+_MMAP_BYTES = (1 << 28, 32 << 20)
+"""The largest block kept, and the largest that older glibc takes for it."""
 
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 """The network interface that never leaves this machine."""
@@ -29,6 +33,26 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def keep_freed_memory() -> bool:
+    """Let the allocator keep what is freed for what comes next; returns whether it will.
+
+    glibc hands large blocks back to the system when they are freed, and the next step's tensors page them
+    in again, one fault per 4 KB. A training process needs the same memory in every step. For the whole
+    process, and for good; not done where the environment tunes the allocator itself (`MALLOC_...`,
+    `GLIBC_TUNABLES`), nor with another C library.
+    """
+    tuned = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+    if tuned or sys.platform != "linux":
+        return False
+    try:
+        library = ctypes.CDLL(None)
+        library.gnu_get_libc_version  # noqa: B018  raises where it is another library
+        trims = library.mallopt(_M_TRIM_THRESHOLD, _HELD_BYTES)
+        return bool(trims) and any(library.mallopt(_M_MMAP_THRESHOLD, size) for size in _MMAP_BYTES)
+    except (OSError, AttributeError):
+        return False
 
 
 def die_with(parent: int, watched: int) -> None:

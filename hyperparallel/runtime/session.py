@@ -103,7 +103,8 @@ class Session:
 def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Iterator[Session]:
     """Join the job as one rank: NCCL and gloo where CUDA is there, gloo otherwise.
 
-    timeout: how long joining, or any one collective, may take before it is an error.
+    timeout: how long joining, or any one collective, may take before it is an error. On CPUs the process
+    keeps its freed memory from then on (`host.keep_freed_memory`).
     """
     device = torch.device("cpu")
     backend = "gloo"
@@ -111,6 +112,8 @@ def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Itera
         device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
+    else:
+        host.keep_freed_memory()
     dist.init_process_group(
         backend,
         store=_meet(ranks, timeout),

@@ -1,0 +1,39 @@
+"""What is asked of the operating system: memory that a training process keeps."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from hyperparallel.runtime import host
+from tests.ranks import run_ranks
+
+
+def faults_of(step: Callable[[], object]) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def faults_after_warm_up(rank: int) -> int:
+    def step() -> None:
+        tensors = [torch.ones(1 << 20) for _ in range(8)]  # 4 MB each, above glibc's threshold
+        del tensors
+
+    step()
+    step()
+    return faults_of(step)
+
+
+@pytest.mark.procs
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_ranks_do_not_page_the_same_memory_in_again_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    assert max(run_ranks(2, faults_after_warm_up)) < 100
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")  # somebody tunes it: left alone
+    assert not host.keep_freed_memory()

@@ -4,6 +4,7 @@
 PYTHON ?= python3
 PIP_FLAGS ?=
 TESTS ?=
+TABLES ?= ../shared/tables
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .NOTPARALLEL:
 .PHONY: demo test test-slow lint types imports size format \
-        bench-shard bench-reshard bench-collectives clean help
+        bench-shard bench-reshard bench-collectives leaderboard clean help
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -68,6 +69,10 @@ bench-reshard: $(VENV)/runs  ## redistribution plans against DTensor's planner
 
 bench-collectives: $(VENV)/runs  ## the collectives' own call path
 	$(BIN)/python -m benchmarks.collectives
+
+leaderboard: $(VENV)/runs  ## the planner's cost model against published runs; TABLES=folder
+	$(BIN)/python -m benchmarks.leaderboard --fit $(TABLES) \
+		--json benchmarks/results/leaderboard.json --markdown benchmarks/results/leaderboard.md
 
 clean:  ## remove the environment, caches and runs
 	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

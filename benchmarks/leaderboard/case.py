@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.plan.cost.build import rows_of
+from hyperparallel.plan.cost.constants import Constants
+from hyperparallel.plan.cost.memory import memory_of
+from hyperparallel.plan.cost.price import step_seconds
 from hyperparallel.plan.cost.rows import Rows
 from hyperparallel.plan.strategy import Candidates, Strategy
 from hyperparallel.workload.model import Model
@@ -20,7 +23,10 @@ Array = npt.NDArray[np.float64]
 @dataclass(frozen=True)
 class Case:
     """A measured step. source: the publication or table that is calibrated together. group: runs that a
-    planner would choose among (same model and devices), "" for none."""
+    planner would choose among (same model and devices), "" for none. whole_step: False where forward and
+    backward of the layers alone were timed. choices: other strategies that the row may have run, where it
+    leaves out a part of it and its authors say that they tuned it; the fastest that fits is taken.
+    memory_bytes: measured peak, 0 for none."""
 
     table: str
     source: str
@@ -33,7 +39,8 @@ class Case:
     seconds: float
     group: str = ""
     whole_step: bool = True
-    """False: forward and backward of the layers alone were timed."""
+    choices: tuple[Strategy, ...] = ()
+    memory_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,31 +52,54 @@ class Skipped:
     reason: str
 
 
-def rows_of_cases(cases: Sequence[Case]) -> Rows:
-    """All cases as rows to price, in order."""
-    together: dict[tuple[str, str, int, int], list[int]] = {}
-    models: dict[str, Model] = {}
+@dataclass
+class Priced:
+    """All cases as rows to price: `owner` is the case of a row, `memory` the bytes it needs, `fits` whether
+    there are as many, `whole` whether the whole step was timed."""
+
+    rows: Rows
+    owner: npt.NDArray[np.int64]
+    fits: npt.NDArray[np.bool_]
+    memory: Array
+    whole: npt.NDArray[np.bool_]
+
+    def seconds(self, constants: Constants) -> Array:
+        """Predicted seconds of each case."""
+        step = step_seconds(self.rows, constants)
+        seconds = np.where(self.whole, step.seconds, step.compute + step.exposed_tensor)
+        result = np.full(self.owner.max() + 1, np.inf)
+        np.minimum.at(result, self.owner, np.where(self.fits, seconds, np.inf))
+        return result
+
+    def needed(self, case: int) -> float:
+        """Bytes on the fullest rank of a case (of its smallest choice)."""
+        return float(self.memory[self.owner == case].min())
+
+
+def priced(cases: Sequence[Case]) -> Priced:
+    """All cases in order; equal models, clusters and lengths are built together."""
+    together: dict[tuple[str, str, int, int], list[tuple[int, Strategy]]] = {}
     for index, case in enumerate(cases):
         key = (repr(case.model), case.cluster.name, case.cluster.num_devices, case.seq)
-        models[key[0]] = case.model
-        together.setdefault(key, []).append(index)
-    parts, order = [], []
-    for indexes in together.values():
-        first = cases[indexes[0]]
-        batch = np.array([float(cases[i].batch) for i in indexes])
-        candidates = Candidates.of(cases[i].strategy for i in indexes)
+        for strategy in case.choices or (case.strategy,):
+            together.setdefault(key, []).append((index, strategy))
+    parts, owner = [], []
+    for entries in together.values():
+        first = cases[entries[0][0]]
+        batch = np.array([float(cases[index].batch) for index, _ in entries])
+        candidates = Candidates.of(strategy for _, strategy in entries)
         parts.append(rows_of(first.model, first.cluster, first.seq, batch, candidates))
-        order += indexes
-    return _sorted(Rows.joined(parts), np.argsort(order))
-
-
-def _sorted(rows: Rows, order: npt.NDArray[np.int64]) -> Rows:
-    """Rows put in another order: `order[i]` is where the new row i stands."""
-    place = np.argsort(order)
-    rows.segment_row = place[rows.segment_row]
-    rows.row = {name: column[order] for name, column in rows.row.items()}
-    rows.groups = {name: groups.take(order) for name, groups in rows.groups.items()}
-    return rows
+        owner += [index for index, _ in entries]
+    rows = Rows.joined(parts)
+    place = np.array(owner)
+    capacity = np.array([cases[i].cluster.capacity_bytes for i in owner])
+    memory = memory_of(rows).total
+    only = np.array([not cases[i].choices for i in owner])
+    fits = only | (memory <= capacity)
+    found = np.zeros(len(cases), bool)
+    np.logical_or.at(found, place, fits)
+    fits |= ~found[place]  # none fits: any may have run
+    return Priced(rows, place, fits, memory, np.array([cases[i].whole_step for i in owner]))
 
 
 def seconds_of(cases: Iterable[Case]) -> Array:

@@ -13,27 +13,35 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from benchmarks.leaderboard.case import Array, Case, rows_of_cases, seconds_of
+from benchmarks.leaderboard.case import Array, Case, Priced, priced, seconds_of
 from hyperparallel.plan.cost.constants import PRIORS, Constants
-from hyperparallel.plan.cost.price import step_seconds
-from hyperparallel.plan.cost.rows import Rows
 
 DELTA = 0.05
 PRIOR_WEIGHT = 0.1
 """Spread (in logarithms) that a row is believed to have; scales priors against rows."""
 
+Mask = npt.NDArray[np.bool_]
 
-def fit(cases: Sequence[Case], start: Constants | None = None, steps: int = 60) -> Constants:
-    """The constants that fit the cases best."""
-    rows, measured = rows_of_cases(cases), np.log(seconds_of(cases))
-    counts = Counter(case.source for case in cases)
-    weights = np.array([1 / np.sqrt(counts[case.source]) for case in cases])
+
+def fit(
+    cases: Sequence[Case],
+    rows: Priced | None = None,
+    used: Mask | None = None,
+    start: Constants | None = None,
+    steps: int = 60,
+) -> Constants:
+    """The constants that fit the cases best (of those that `used` marks, where it is given)."""
+    rows, measured = rows or priced(cases), np.log(seconds_of(cases))
+    chosen = np.ones(len(cases), bool) if used is None else used
+    counts = Counter(case.source for case, use in zip(cases, chosen, strict=True) if use)
+    weights = chosen / np.sqrt([max(counts[case.source], 1) for case in cases])
     prior = np.log([p.value for p in PRIORS.values()])
     tightness = (PRIOR_WEIGHT / np.array([p.sigma for p in PRIORS.values()])) ** 2
 
     def residuals(logs: Array) -> Array:
-        return np.log(_measured_part(cases, rows, Constants.of_logs(logs))) - measured
+        return np.log(rows.seconds(Constants.of_logs(logs))) - measured
 
     def loss(logs: Array, rest: Array) -> float:
         robust = 2 * DELTA**2 * (np.sqrt(1 + (rest / DELTA) ** 2) - 1)
@@ -60,26 +68,15 @@ def fit(cases: Sequence[Case], start: Constants | None = None, steps: int = 60) 
                 logs, rest, best, damping = tried, after, value, damping / 5
                 break
             damping *= 4
-        if before - best < 1e-7 * before:
+        if before - best < 1e-6 * before:
             break
     return Constants.of_logs(logs)
 
 
-def predict(cases: Sequence[Case], constants: Constants, rows: Rows | None = None) -> Array:
-    """Seconds of each case."""
-    return _measured_part(cases, rows or rows_of_cases(cases), constants)
-
-
-def _measured_part(cases: Sequence[Case], rows: Rows, constants: Constants) -> Array:
-    step = step_seconds(rows, constants)
-    whole = np.array([case.whole_step for case in cases])
-    return np.where(whole, step.seconds, step.compute + step.exposed_tensor)
-
-
-def calibration(cases: Sequence[Case], constants: Constants) -> Mapping[str, float]:
-    """A factor per source from ONE of its rows: the row whose ratio is the median of the source's."""
-    predicted = predict(cases, constants)
-    ratios: dict[str, list[float]] = {}
-    for case, seconds in zip(cases, predicted, strict=True):
-        ratios.setdefault(case.source, []).append(case.seconds / seconds)
-    return {source: sorted(values)[(len(values) - 1) // 2] for source, values in ratios.items()}
+def calibration(cases: Sequence[Case], ratios: Array, used: Mask | None = None) -> Mapping[str, float]:
+    """A factor per source from ONE of its rows: that whose ratio (measured / predicted) is the median."""
+    found: dict[str, list[float]] = {}
+    for index, case in enumerate(cases):
+        if used is None or used[index]:
+            found.setdefault(case.source, []).append(float(ratios[index]))
+    return {source: sorted(values)[(len(values) - 1) // 2] for source, values in found.items()}

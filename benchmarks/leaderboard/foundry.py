@@ -7,41 +7,20 @@ parameters in 16 bits, "DEFAULT" communicates in 16 bits from 32-bit shards, whi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from benchmarks.leaderboard.case import Case, Skipped
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.presets import preset
 from hyperparallel.plan.strategy import Strategy
-from hyperparallel.workload.model import Attention, Layer, Mlp, Model
-
-SHAPES = {
-    "125m": (768, 12, 12),
-    "350m": (1024, 24, 16),
-    "760m": (1536, 24, 12),
-    "1b": (2048, 24, 16),
-    "3b": (2560, 32, 20),
-    "7b": (4096, 32, 32),
-    "13b": (5120, 40, 40),
-    "30b": (7168, 48, 56),
-    "70b": (8192, 80, 64),
-}
-VOCABULARY = 50368
-
-
-def mpt(size: str, seq: int) -> Model:
-    """An MPT: no biases, learned positions, tied embedding, fused attention, no dropout."""
-    hidden, layers, heads = SHAPES[size]
-    layer = Layer(Attention(heads, hidden // heads), Mlp(4 * hidden, gated=False))
-    return Model(
-        f"mpt-{size}", hidden, VOCABULARY, ((layer, layers),), tied=True, positions=seq, norm="layer_no_bias"
-    )
+from hyperparallel.workload.presets import MPT_SIZES, mpt
 
 
 def foundry_case(row: Mapping[str, str]) -> Case | Skipped:
     """One row of llm_foundry_rows.csv."""
     section, size = row["section"], row["Model"]
     name = f"{size} seq {row['SeqLen (T)']} on {row['# GPUs']} ({section})"
-    if size not in SHAPES:
+    if size not in MPT_SIZES:
         return Skipped("llm_foundry_rows", name, f"no facts of model {size!r}")
     devices, seq, micro = int(row["# GPUs"]), int(row["SeqLen (T)"]), int(row["MicroBatchSize"])
     kind = row["Sharding Strategy"]
@@ -66,5 +45,12 @@ def foundry_case(row: Mapping[str, str]) -> Case | Skipped:
 
 
 def _cluster(gpu: str, devices: int) -> Cluster:
-    """MosaicML's machines: 8 GPUs a node; 1,600 Gb/s a node between A100, 3,200 between H100."""
-    return preset(gpu.split("_")[0], max(8, devices))
+    """MosaicML's machines: 8 GPUs a node; 1,600 Gb/s a node between A100, 3,200 between H100. The A100 of 40
+    GB has HBM2 at 1.555 TB/s (data sheet)."""
+    cluster = preset(gpu.split("_")[0], max(8, devices))
+    if gpu != "a100_40gb":
+        return cluster
+    rate = 1.555e12
+    own = replace(cluster.memory[0], capacity_bytes=40960 * 2**20, read_bytes_s=rate, write_bytes_s=rate)
+    device = replace(cluster.device, name="a100-sxm-40gb", memory_bytes_s=rate)
+    return replace(cluster, name="a100-40gb", device=device, memory=(own, *cluster.memory[1:]))

@@ -3,54 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from benchmarks.leaderboard.case import Case
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.presets import preset
 from hyperparallel.plan.strategy import Strategy
-from hyperparallel.workload.model import Attention, Layer, Mlp, Model
-
-VOCABULARY = 51200
-
-
-def gpt(hidden: int, layers: int, heads: int, seq: int, vocab: int = VOCABULARY, ffn: int = 0) -> Model:
-    """GPT with biases, learned positions and dropout, as Megatron builds it."""
-    attention = Attention(heads, hidden // heads, bias=True, out_bias=True)
-    layer = Layer(attention, Mlp(ffn or 4 * hidden, gated=False, bias=True))
-    return Model(
-        f"gpt-{hidden}x{layers}", hidden, vocab, ((layer, layers),), tied=True, positions=seq, dropout=0.1,
-        norm="layer",
-    )  # fmt: skip
+from hyperparallel.workload.presets import gpt
 
 
 def vtrain_cluster(devices: int) -> Cluster:
     """vTrain's machine: 8 A100 in a node, four 200 Gb/s HDR ports a node (arXiv:2312.12391, section 4)."""
     cluster = preset("a100", max(8, devices))
     inner, outer = cluster.fabric
-    slower = type(outer)(**{**outer.__dict__, "bytes_s": 12.5e9})
-    return type(cluster)(**{**cluster.__dict__, "name": "a100-vtrain", "fabric": (inner, slower)})
+    return replace(cluster, name="a100-vtrain", fabric=(inner, replace(outer, bytes_s=12.5e9)))
 
 
 def vtrain_case(table: str, row: Mapping[str, str]) -> Case:
     """One row of vtrain_single.csv or vtrain_multi.csv."""
-    number = {key: float(value) for key, value in row.items()}
-    devices, layers = int(number["# GPUs"]), int(number["# layers"])
-    hidden, heads = int(number["hidden size"]), int(number["attention heads"])
-    seq, batch = int(number["sequence length"]), int(number["global batch"])
-    several = table == "vtrain_multi"
+    number = {key: int(float(value)) for key, value in row.items() if key not in _NOT_WHOLE}
+    devices, layers = number["# GPUs"], number["# layers"]
+    seq, batch = number["sequence length"], number["global batch"]
     strategy = Strategy(
-        tp=int(number["tensor parallelism"]),
-        pp=int(number["pipeline parallelism"]),
-        dp=int(number["data parallelism"]),
-        microbatch=int(number["micro batch"]),
+        tp=number["tensor parallelism"],
+        pp=number["pipeline parallelism"],
+        dp=number["data parallelism"],
+        microbatch=number["micro batch"],
         zero=0,
-        recompute="full" if several else "none",
+        recompute="full" if table == "vtrain_multi" else "none",
         dtype="fp16",
         flash=False,
         overlap=False,
         graph=False,
     )
-    model = gpt(hidden, layers, heads, seq)
+    model = gpt(number["hidden size"], layers, number["attention heads"], seq=seq)
     return Case(
         table,
         table,
@@ -60,6 +46,9 @@ def vtrain_case(table: str, row: Mapping[str, str]) -> Case:
         seq,
         batch,
         strategy,
-        number["iteration time (ms)"] / 1e3,
-        group=f"{table} {model.name} b{batch} on {devices}",
+        float(row["iteration time (ms)"]) / 1e3,
+        group=f"{table} {model.name} on {devices}",
     )
+
+
+_NOT_WHOLE = ("Parameters (billion)", "iteration time (ms)")

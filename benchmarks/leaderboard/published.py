@@ -12,14 +12,17 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from benchmarks.leaderboard.case import Case, Skipped
-from benchmarks.leaderboard.gpt import gpt
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.presets import preset
 from hyperparallel.plan.strategy import Strategy
 from hyperparallel.workload.model import Model
-from hyperparallel.workload.presets import model_preset
+from hyperparallel.workload.presets import gpt, model_preset
 
 TABLE = "validation_points"
+
+
+MINDSPEED_PEAK = 353.9e12
+MINDSPEED = "MindSpeed linearity image"
 
 
 class Source(NamedTuple):
@@ -48,6 +51,7 @@ SOURCES = {
     "torchtitan": Source("h100-torchtitan", True, True, 3, True),
     "Megatron-Core H100 table": Source("h100", True, True, 1, True),
     "ModelLink mid-2024": Source("ascend-910b", True, True, 1, True),
+    MINDSPEED: Source("ascend-910b", True, True, 1, True),
 }
 MODELS = {
     "Llama2-7B": "llama2-7b",
@@ -69,11 +73,13 @@ def published_case(row: Mapping[str, str]) -> Case | Skipped:
     source, name = row["source"], f"{row['source']}: {row['name']} on {row['n_dev']}"
     facts = SOURCES.get(source)
     if facts is None:
-        return Skipped(TABLE, name, "the row gives no layout" if "MFU" in row["metric"] else "unknown source")
+        return Skipped(TABLE, name, f"unknown source {source!r}")
     number = {key: int(float(value)) for key, value in row.items() if _is_number(value) and key in NUMBERS}
     model = _model(row, number)
     if model is None:
         return Skipped(TABLE, name, f"no facts of model {row['name']!r}")
+    if source == MINDSPEED:  # its text gives no layout: that of ModelLink's row of the same model
+        number |= {"seq": 2048, "mbs": 2, "tp": 8, "pp": 16, "gbs_seq": 8 * number["n_dev"]}
     devices, seq = number["n_dev"], number["seq"]
     tp, cp, pp = number.get("tp", 1), number.get("cp", 1), number.get("pp", 1)
     dp = number.get("dp", devices // (tp * cp * pp))
@@ -85,8 +91,35 @@ def published_case(row: Mapping[str, str]) -> Case | Skipped:
     seconds = _seconds(row, model, seq, batch, devices, facts)
     if source == "Korthikanti22-T4":  # one layer alone, without embedding, head or optimizer
         model = replace(model, vocab=0, positions=0, layers=((model.layer_at(0), 1),))
-    return Case(TABLE, source, f"{name} {strategy.words()}", model, cluster, seq, batch, strategy, seconds,
-                whole_step=source != "Korthikanti22-T4")  # fmt: skip
+    choices = _choices(strategy, model.num_layers, batch) if source == "Narayanan21-T1" else ()
+    return Case(
+        TABLE,
+        source,
+        f"{name} {'' if choices else strategy.words()}".strip(),
+        model,
+        cluster,
+        seq,
+        batch,
+        strategy,
+        seconds,
+        whole_step=source != "Korthikanti22-T4",
+        choices=choices,
+        memory_bytes=_peak(row),
+    )
+
+
+def _choices(strategy: Strategy, layers: int, batch: int) -> tuple[Strategy, ...]:
+    """What Narayanan et al. tuned (section 5.1: interleaved, "degrees picked using heuristics")."""
+    virtual = [v for v in range(1, 9) if strategy.pp > 1 and layers % (strategy.pp * v) == 0] or [1]
+    micro = [b for b in (1, 2, 4, 8) if batch % (strategy.dp * b) == 0]
+    return tuple(replace(strategy, microbatch=b, virtual=v) for b in micro for v in virtual)
+
+
+def _peak(row: Mapping[str, str]) -> float:
+    """Bytes of a "tokens/s/GPU ; peak GiB" row."""
+    if "peak GiB" not in row["metric"]:
+        return 0.0
+    return float(row["value"].split(";")[1]) * 2**30
 
 
 NUMBERS = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq", "n_dev", "gbs_seq", "mbs",
@@ -108,8 +141,8 @@ def _model(row: Mapping[str, str], number: Mapping[str, int]) -> Model | None:
         known = MODELS.get(row["name"])
         return model_preset(known) if known else None
     made = gpt(
-        number["hidden"], number.get("layers", 1), number["heads"], number["seq"],
-        number.get("vocab", 51200), number["ffn"],
+        number["hidden"], number.get("layers", 1), number["heads"],
+        number.get("vocab", 51200), number["seq"], ffn=number.get("ffn", 0),
     )  # fmt: skip
     if row["source"] == "MegaScale24-T2 MegaScale":  # attention and feed-forward part read one input
         return replace(made, layers=tuple((replace(layer, parallel=True), n) for layer, n in made.layers))
@@ -170,6 +203,9 @@ def _seconds(
         return sum(float(part) for part in value.split("/")) / 1e3
     if metric.startswith("tokens/s"):
         return batch * seq / (float(value.split(";")[0]) * devices)
+    if metric == "linearity;MFU":  # the count of its parent Megatron, against 910B1's peak (inferred)
+        per_token = 3 * model.flops_per_token(seq, causal=False)
+        return per_token * batch * seq / (float(value.split(";")[1]) * MINDSPEED_PEAK * devices)
     layers, hidden = model.num_layers, model.hidden
     vocabulary = model.vocab / (12 * layers * hidden)
     per_token = 72 * layers * hidden**2

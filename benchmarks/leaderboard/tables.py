@@ -32,6 +32,13 @@ READERS: Mapping[str, Reader] = {
 }
 
 
+def _reason(error: Exception) -> str:
+    """Why a row is malformed."""
+    if isinstance(error, KeyError):
+        return f"no value in column {error.args[0]!r}"
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
 def read_tables(folder: Path) -> tuple[list[Case], list[Skipped]]:
     """All cases of the known tables in `folder`, in file order, and the rows that make no case.
 
@@ -43,12 +50,19 @@ def read_tables(folder: Path) -> tuple[list[Case], list[Skipped]]:
         path = folder / f"{table}.csv"
         if not path.exists():
             continue
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
             for line, row in enumerate(csv.DictReader(file), start=2):
                 try:
                     found = list(reader(row))
-                except (UserError, KeyError, ValueError, TypeError) as error:
-                    found = [Skipped(table, f"line {line}", f"{type(error).__name__}: {error}")]
+                except (
+                    UserError,
+                    LookupError,
+                    ValueError,
+                    TypeError,
+                    ArithmeticError,
+                    AttributeError,
+                ) as error:
+                    found = [Skipped(table, f"line {line}", _reason(error))]
                 for item in found:
                     (cases if isinstance(item, Case) else skipped).append(item)  # type: ignore[arg-type]
     return cases, skipped

@@ -135,6 +135,23 @@ def test_an_axis_is_split_where_it_has_more_ranks_than_key_heads(
     assert decisions.used["k.weight"].layout().dims[0] == ("tp_0",)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+@pytest.mark.parametrize("rows", [2, 4])
+def test_rows_and_positions_seen_as_one_dim_split_no_axis(family: str, rows: int) -> None:
+    """2 rows x 12 positions on 4 ranks that cut 4 heads: nothing is to be cut in 2, so nothing is split."""
+    mesh = Layout((4,), ("tp",))
+    out = {
+        "gpt2": ("*.attn.c_proj.weight", ("tp", None)),
+        "bert": ("*.attention.output.dense.weight", (None, "tp")),
+    }
+    pattern, axes = out[family]
+    model, batch = families.seeded(family, 1)
+    batch = {name: x.repeat(rows // 2, 1) for name, x in batch.items()}
+    found = build(model, Plan(mesh, {pattern: mesh(*axes)}), (), batch, loss="loss")
+    assert found.decisions.mesh == mesh
+    assert [t.kind for t in found.rank_program(0).transfers() if not t.backward] == ["all_reduce"]
+
+
 def test_a_cut_bias_is_not_cut_by_fsdp_in_an_order_that_dtensor_lacks() -> None:
     for names, kept in ((("dp", "tp"), ("tp",)), (("tp", "dp"), ("tp", "dp"))):
         mesh = Layout((2, 2), names)

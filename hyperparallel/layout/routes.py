@@ -53,13 +53,21 @@ def cheapest(task: Task) -> list[Way]:
     """The way with the fewest elements received, among those the one with the fewest steps."""
     if not task.reduce:
         return _cut(task, task.src)[1]
-    best, least = [], (math.inf, 0)
-    arriving = task.traffic.largest(task.dst)
-    for early, temporary, scattered in _choices(task):
-        price, steps, dims = _reduce(task, early, temporary, scattered)
-        # What must still come is at least what the new piece has more than the old one.
-        if price + max(0, arriving - task.traffic.largest(dims)) > least[0]:
-            continue
+    tried: dict[Dims, tuple[int, int, list[Way]]] = {}
+    for choice in _choices(task):
+        price, steps, dims = _reduce(task, *choice)
+        found = (price, len(steps), steps)
+        if dims not in tried or found[:2] < tried[dims][:2]:
+            tried[dims] = found
+    # What must still come is at least this; the most promising first, so that most need no exact price.
+    piece, at_least = task.traffic.lengths(task.dst), task.traffic.at_least
+    bound = {dims: price + at_least(dims, piece) for dims, (price, *_) in tried.items()}
+    best: list[Way] = []
+    least = (math.inf, 0)
+    for dims in sorted(tried, key=bound.__getitem__):
+        if bound[dims] > least[0]:
+            break
+        price, _, steps = tried[dims]
         rest, last = _cut(task, dims)
         score = (price + rest, len(steps) + len(last))
         if score < least:

@@ -6,8 +6,8 @@ moves just that, so this number is both a bound and a price. It is the maximum o
     |new piece| - |new piece ∩ old piece|,
 
 in closed form where all pieces are equal (the cuts of a dim agree up to a common prefix; if both go
-on differently, some rank's pieces do not meet; else the finer cut is the meeting), else over the
-whole grid of coordinates at once with numpy.
+on differently, some rank's pieces do not meet; else the finer cut is the meeting) or no axis moves
+from one dim to another, else over the whole grid of coordinates at once with numpy.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Traffic:
 
     def lengths(self, dims: Sequence[tuple[str, ...]]) -> list[int]:
         """Shape of the largest piece: every cut rounded up."""
-        found = []
+        found, sizes = [], self.sizes
         for size, axes in zip(self.shape, dims, strict=True):
             for axis in axes:
-                size = -(-size // self.sizes[axis])
+                size = -(-size // sizes[axis])
             found.append(size)
         return found
 
@@ -61,9 +61,21 @@ class Traffic:
         found = self._known.get((src, dst))
         if found is None:
             found = self._equal_pieces(src, dst)
+            found = self._apart(src, dst) if found is None else found
             found = self._any_pieces(src, dst) if found is None else found
             self._known[src, dst] = found
         return found
+
+    def at_least(self, src: Dims, piece: Sequence[int]) -> int:
+        """A lower bound of `missing`, for a target whose largest piece has this shape.
+
+        It is what the rank with all indices zero lacks.
+        """
+        wanted = overlap = 1
+        for have, want in zip(self.lengths(src), piece, strict=True):
+            wanted *= want
+            overlap *= have if have < want else want
+        return wanted - overlap
 
     def _equal_pieces(self, src: Dims, dst: Dims) -> int | None:
         """The closed form; None where some dim does not divide."""
@@ -79,6 +91,76 @@ class Traffic:
             wanted *= size // new_cut
             overlap *= size // max(old_cut, new_cut) if _compatible(old, new) else 0
         return wanted - overlap
+
+    def _apart(self, src: Dims, dst: Dims) -> int | None:
+        """The closed form for uneven pieces; None where only looking at all ranks tells.
+
+        If no axis leaves a place for another, a rank may stand first on the axes that cut the new piece, so
+        that it is largest, and on the old axes wherever the overlap is least. Where a dim is cut by other
+        axes than before it is nothing; often so, too, where the axis that went cuts another dim now.
+        """
+        before, after = ({axis for axes in dims for axis in axes} for dims in (src, dst))
+        wanted = overlap = 1
+        moved, moves, apart = "", False, False
+        for size, old, new in zip(self.shape, src, dst, strict=True):
+            same = _common(old, new)
+            whole = self._first(size, new[:same])
+            length = self._first(whole, new[same:])
+            wanted *= length
+            gone, come = old[same:], new[same:]
+            if gone and come:
+                apart |= gone[0] not in after
+                moved = gone[0]
+            elif gone:
+                overlap *= min(self._lengths_of(whole, gone))
+            else:
+                overlap *= length
+            moves |= any(axis in after for axis in gone) or any(axis in before for axis in come)
+        if apart:
+            return wanted
+        if not moves:
+            return wanted - overlap
+        for index in (1, self.sizes[moved] - 1) if moved else ():
+            if self._received(src, dst, {moved: index}) == wanted:
+                return wanted
+        return None
+
+    def _first(self, size: int, axes: tuple[str, ...]) -> int:
+        """Length of the first piece, which is the largest."""
+        for axis in axes:
+            size = -(-size // self.sizes[axis])
+        return size
+
+    def _lengths_of(self, size: int, axes: tuple[str, ...]) -> set[int]:
+        """The lengths that pieces have; of a cut in equal ones at most three: full, the rest, none."""
+        found = {size}
+        for axis in axes:
+            count = self.sizes[axis]
+            cut = [(length, -(-length // count)) for length in found]
+            found = {piece for _, piece in cut}
+            for length, piece in cut:
+                full = length // piece if piece else 0
+                found |= {length - full * piece} if full < count else set()
+                found |= {0} if full + 1 < count else set()
+        return found
+
+    def _received(self, src: Dims, dst: Dims, at: Mapping[str, int]) -> int:
+        """What one rank lacks; indices that `at` does not name are zero."""
+        wanted = overlap = 1
+        for size, old, new in zip(self.shape, src, dst, strict=True):
+            start, stop = self._piece(size, new, at)
+            low, high = self._piece(size, old, at)
+            wanted *= stop - start
+            overlap *= max(min(stop, high) - max(start, low), 0)
+        return wanted - overlap
+
+    def _piece(self, size: int, axes: tuple[str, ...], at: Mapping[str, int]) -> tuple[int, int]:
+        start, stop = 0, size
+        for axis in axes:
+            piece = -((start - stop) // self.sizes[axis])
+            start = min(start + at.get(axis, 0) * piece, stop)
+            stop = min(start + piece, stop)
+        return start, stop
 
     def _any_pieces(self, src: Dims, dst: Dims) -> int:
         """All coordinates at once: one array axis per mesh axis."""
@@ -131,6 +213,16 @@ def missing(sizes: Mapping[str, int], src: Dims, dst: Dims, shape: tuple[int, ..
     5
     """
     return Traffic(sizes, shape).missing(src, dst)
+
+
+def _common(old: tuple[str, ...], new: tuple[str, ...]) -> int:
+    """How many axes two cuts begin with alike."""
+    same = 0
+    for mine, theirs in zip(old, new, strict=False):
+        if mine != theirs:
+            break
+        same += 1
+    return same
 
 
 def _compatible(old: tuple[str, ...], new: tuple[str, ...]) -> bool:

@@ -119,11 +119,12 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     """Price every segment."""
     r, segments = rows.row, len(rows.segment_row)
     at = rows.segment_row
-    device: Array = np.bincount(rows.product_segment, product_seconds(rows, constants), segments)
-    device = device + (rows.segment_stream + rows.segment_permuted * constants.dispatch) / (
+    products = np.bincount(rows.product_segment, product_seconds(rows, constants), segments)
+    device: Array = products + (rows.segment_stream + rows.segment_permuted * constants.dispatch) / (
         r["memory_bytes_s"][at] * constants.memory
     )
-    host = rows.segment_launches * r["launch"][at] * np.where(r["graph"][at] > 0, 1.0, constants.host)
+    launches: Array = rows.segment_launches + np.bincount(rows.message_segment, rows.message_count, segments)
+    host = launches * r["launch"][at] * np.where(r["graph"][at] > 0, 1.0, constants.host)
     host = host * (1 + constants.jitter * (r["tp"][at] - 1))
     compute = soft_max(device, host)
     sent = rows.message_count * collective_seconds(
@@ -170,7 +171,7 @@ def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = 
     sends = 2.0 * v * boundary * np.where((r["overlap"] > 0) & (v > 1), constants.exposed, 1.0)
     cold = np.where(r["schedule"] == ZB, 1.0 / 3.0, 1.0) * (p - 1) / v
     bubble = cold * (stage + sends) + m * (longest - stage - head / p)
-    gradients, travel_gradients = _gradients(rows, stage, constants)
+    gradients, travel_gradients = gradient_seconds(rows, stage, constants)
     optimizer = _optimizer(rows, constants)
     exposed_tensor = m * (messages / p + params_wait / p + sends)
     exposed_experts = m * routed / p
@@ -181,7 +182,7 @@ def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = 
     return StepTime(seconds, *parts, moved + travel_gradients)
 
 
-def _gradients(rows: Rows, stage: Array, constants: Constants) -> tuple[Array, Array]:
+def gradient_seconds(rows: Rows, stage: Array, constants: Constants) -> tuple[Array, Array]:
     """(exposed, all) seconds of reducing gradients and gathering parameters once per step."""
     r = rows.row
     dense = np.where(r["pp"] > 1, np.maximum(r["params"], 0), r["params"])
@@ -209,4 +210,15 @@ def _optimizer(rows: Rows, constants: Constants) -> Array:
     return result
 
 
-__all__ = ["AGAIN", "BACKWARD", "FORWARD", "StepTime", "product_seconds", "soft_max", "step_seconds"]
+__all__ = [
+    "AGAIN",
+    "BACKWARD",
+    "FORWARD",
+    "SegmentTimes",
+    "StepTime",
+    "gradient_seconds",
+    "product_seconds",
+    "segment_times",
+    "soft_max",
+    "step_seconds",
+]

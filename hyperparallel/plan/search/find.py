@@ -1,0 +1,252 @@
+"""The best strategies of a job: enumerate, prune, price in closed form, keep the best.
+
+A large space is searched in two passes. The first prices every skeleton (`space.py`) in its usual form:
+sequence parallelism, data axis inside the pipeline, ZeRO-1 and 3, any number of chunks, and of recomputation
+and offload what is needed to fit. The second tries everything inside the best `REFINED` skeletons. A space
+with no more skeletons than that goes through the second pass only, so nothing is left out.
+
+Dominance: of two strategies that differ only in recomputation and offload, and both fit, the one with less of
+both is never slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+
+from hyperparallel.errors import PlanError
+from hyperparallel.plan.cost.constants import Constants
+from hyperparallel.plan.cost.memory import Memory
+from hyperparallel.plan.cost.price import StepTime
+from hyperparallel.plan.cost.work import Array
+from hyperparallel.plan.search.job import Job
+from hyperparallel.plan.search.pricing import Prediction, Table, prediction, schedule_code
+from hyperparallel.plan.search.space import (
+    EVERYTHING,
+    RECOMPUTED,
+    Limits,
+    Skeleton,
+    cuts,
+    levels,
+    orders,
+    pipelines,
+    skeletons,
+    zeros,
+)
+from hyperparallel.plan.strategy import ORDERS, RECOMPUTE, Candidates, Strategy
+
+Objective = Literal["time", "memory", "cost"]
+OBJECTIVES: tuple[Objective, ...] = ("time", "memory", "cost")
+REFINED = 160
+CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best of each skeleton, best first, and how many strategies were looked at and fitted."""
+
+    best: tuple[Prediction, ...]
+    considered: int
+    fitting: int
+
+
+def find(
+    job: Job,
+    objective: Objective = "time",
+    limits: Limits = EVERYTHING,
+    constants: Constants | None = None,
+    keep: int = 32,
+) -> Found:
+    """The best strategies for a job; `Found.best` is empty where nothing fits.
+
+    objective: "time" for the shortest step, "memory" for the smallest peak; "cost" is "time" at a fixed
+    number of devices. Raises `PlanError` where no strategy serves the number of devices at all.
+    """
+    used = constants or Constants()
+    every = skeletons(job, limits)
+    if not every:
+        raise _no_factors(job, limits)
+    chosen, considered = every, 0
+    if len(every) > REFINED:
+        values, considered = _first_pass(job, every, objective, limits, used)
+        order = np.argsort(values, kind="stable")[:REFINED]
+        chosen = [every[int(i)] for i in order if np.isfinite(values[i])]
+    best, more, fitting = _second_pass(job, chosen, objective, limits, used)
+    best.sort(key=lambda p: rank_key(p, objective))
+    return Found(tuple(best[:keep]), considered + more, fitting)
+
+
+def rank_key(p: Prediction, objective: Objective) -> tuple[float, ...]:
+    """What plans are sorted by: the objective, then what is simpler to run."""
+    first, second = round(p.seconds, 9), round(p.peak_bytes)
+    values = (second, first) if objective == "memory" else (first, second)
+    return (*values, p.strategy.zero, ORDERS.index(p.strategy.order), p.strategy.virtual)
+
+
+def _columns(rows: Sequence[Skeleton], job: Job, **more: object) -> Candidates:
+    sizes = np.array(rows, float).reshape(-1, len(Skeleton._fields))
+    named = {name: sizes[:, i] for i, name in enumerate(Skeleton._fields)}
+    return Candidates(**named, dtype=job.dtype, **more)
+
+
+def _first_pass(
+    job: Job, every: Sequence[Skeleton], objective: Objective, limits: Limits, constants: Constants
+) -> tuple[Array, int]:
+    """The objective of every skeleton in its usual form, infinite where nothing fits."""
+    values = np.full(len(every), np.inf)
+    considered = 0
+    grid = levels(job, limits)
+    for start in range(0, len(every), CHUNK):
+        part = every[start : start + CHUNK]
+        for zero in (1, 3):
+            known = [zero in zeros(job, s) for s in part]
+            at = np.flatnonzero(known)
+            if not len(at):
+                continue
+            found = _usual(job, [part[int(i)] for i in at], zero, grid, objective, constants)
+            values[start + at] = np.minimum(values[start + at], found)
+            considered += len(at) * len(grid)
+    return values, considered
+
+
+def _usual(
+    job: Job,
+    part: Sequence[Skeleton],
+    zero: int,
+    grid: Sequence[tuple[str, float]],
+    objective: Objective,
+    constants: Constants,
+) -> Array:
+    """The best objective of each skeleton with this ZeRO stage."""
+    count = len(part)
+    names = [r for r in RECOMPUTED if any(r == recompute for recompute, _ in grid)]
+    tp = np.array([s.tp for s in part] * len(names), float)
+    codes = np.repeat([float(RECOMPUTE.index(r)) for r in names], count)
+    table = Table(
+        job, _columns(list(part) * len(names), job, sp=tp > 1, zero=zero, recompute=codes), constants
+    )
+    shares = sorted({share for _, share in grid})
+    good = np.stack([table.fits(table.memory(offload=s)).reshape(len(names), count) for s in shares])
+    values = np.full(count, np.inf)
+    if objective == "memory":
+        for share in shares:
+            total = table.memory(offload=share).total.reshape(len(names), count)
+            values = np.minimum(values, np.where(good[shares.index(share)], total, np.inf).min(axis=0))
+        return values
+    wanted = minimal(good)
+    keep = np.flatnonzero(wanted.any(axis=0).ravel())
+    if not len(keep):
+        return values
+    offload = np.array(shares)[wanted.argmax(axis=0)].ravel()[keep]
+    priced = Table(job, table.candidates.take(keep), constants)
+    owner = keep % count
+    for virtual in sorted({v for s in part for v, _ in pipelines(job, s)}):
+        valid = np.array([(virtual, "1f1b") in pipelines(job, s) for s in part])[owner]
+        if valid.any():
+            seconds = priced.step(virtual=virtual, offload=offload).seconds
+            room = priced.fits(priced.memory(virtual=virtual, offload=offload))
+            np.minimum.at(values, owner, np.where(valid & room, seconds, np.inf))
+    return values
+
+
+def minimal(good: Array) -> Array:
+    """Of what fits [offload, recompute, ...], what has nothing below it in both that fits too."""
+    wanted: Array = good.copy()
+    for offload, recompute in product(range(good.shape[0]), range(good.shape[1])):
+        below = good[: offload + 1, : recompute + 1].reshape(-1, *good.shape[2:])[:-1]
+        if len(below):
+            wanted[offload, recompute] &= ~below.any(axis=0)
+    return wanted
+
+
+def _second_pass(
+    job: Job, chosen: Sequence[Skeleton], objective: Objective, limits: Limits, constants: Constants
+) -> tuple[list[Prediction], int, int]:
+    """The best strategy of every skeleton, of all that there are; (best, considered, fitting)."""
+    grid = levels(job, limits)
+    names = list(dict.fromkeys(recompute for recompute, _ in grid))
+    shares = sorted({share for _, share in grid})
+    strategies: list[Strategy] = []
+    owners: list[int] = []
+    for i, s in enumerate(chosen):
+        same = {**s._asdict(), "dtype": job.dtype}
+        inside = product(cuts(s), orders(s, limits.runnable), zeros(job, s), names)
+        for sp, order, zero, recompute in inside:
+            more: dict[str, Any] = {"sp": sp, "order": order, "zero": zero, "recompute": recompute}
+            strategies.append(Strategy(**same, **more))
+            owners.append(i)
+    if not strategies:
+        return [], 0, 0
+    owner = np.array(owners)
+    allowed = [set(pipelines(job, s)) for s in chosen]
+    table = Table(job, Candidates.of(strategies), constants)
+    best: list[Prediction | None] = [None] * len(chosen)
+    considered = fitting = 0
+    for (virtual, schedule), share in product(sorted(set().union(*allowed)), shares):
+        valid = np.array([(virtual, schedule) in each for each in allowed])[owner]
+        columns = {"virtual": virtual, "schedule": schedule_code(schedule), "offload": share}
+        memory = table.memory(**columns)
+        room = valid & table.fits(memory)
+        considered, fitting = considered + int(valid.sum()), fitting + int(room.sum())
+        if not room.any():
+            continue
+        step = table.step(**columns)
+        for index in _best_of_each(owner, room, step, memory, objective):
+            changed = _changed(strategies[index], virtual, schedule, share)
+            one = prediction(changed, step, memory, index)
+            old = best[owner[index]]
+            if old is None or rank_key(one, objective) < rank_key(old, objective):
+                best[owner[index]] = one
+    return [one for one in best if one is not None], considered, fitting
+
+
+def _best_of_each(
+    owner: Array, room: Array, step: StepTime, memory: Memory, objective: Objective
+) -> list[int]:
+    """The position of the best fitting row of each owner."""
+    seconds, total = np.round(step.seconds, 9), np.round(memory.total)
+    keys = (total, seconds) if objective == "memory" else (seconds, total)
+    at = np.flatnonzero(room)
+    order = at[np.lexsort((keys[1][at], keys[0][at], owner[at]))]
+    first = np.concatenate([[True], owner[order][1:] != owner[order][:-1]])
+    return [int(i) for i in order[first]]
+
+
+def _changed(strategy: Strategy, virtual: int, schedule: str, offload: float) -> Strategy:
+    values = {**strategy.__dict__, "virtual": virtual, "schedule": schedule, "offload": offload}
+    return Strategy(**values)
+
+
+def _no_factors(job: Job, limits: Limits) -> PlanError:
+    """Devices or batch that nothing divides, and the nearest numbers that work."""
+
+    def works(devices: int, batch: int) -> bool:
+        try:
+            other = Job(job.model, job.cluster.resized(devices), job.seq, batch, job.dtype)
+        except ValueError:
+            return False
+        return bool(skeletons(other, limits))
+
+    def near(number: int) -> list[int]:
+        return sorted(range(max(1, number - 64), number + 65), key=lambda k: abs(k - number))
+
+    batches = [b for b in near(job.global_batch) if works(job.devices, b)][:1]
+    devices = [d for d in near(job.devices) if works(d, job.global_batch)][:2]
+    given = f"{job.devices} devices for {job.model.name} and {job.global_batch} samples a step"
+    if limits.runnable or limits.fixed:
+        given += ", with the sizes that were fixed"
+    allowed = (
+        f"tp * cp * pp * dp that multiply to the devices: tp divides {_heads(job)} heads, pp at most "
+        f"{job.model.num_layers} layers, dp divides the samples"
+    )
+    said = [f"--global-batch {b}" for b in batches] + [f"--devices {d}" for d in sorted(devices)]
+    return PlanError("devices", given, allowed, " or ".join(said) or None)
+
+
+def _heads(job: Job) -> str:
+    heads = {layer.attention.heads for layer, _ in job.model.kinds if layer.attention is not None}
+    return "/".join(map(str, sorted(heads))) or "no"

@@ -1,0 +1,198 @@
+"""Which strategies there are for a job: whatever divides evenly, as arrays.
+
+A skeleton is (tp, cp, pp, dp, ep, etp, microbatch): what decides shapes and groups. The rest varies inside
+one: chunks a stage, schedule, ZeRO stage, sequence parallelism, order of the axes, recomputation, offload.
+
+    tp           divides heads, key/value heads (or is a multiple of them), and widths; at most `MOST_TP`
+    cp           cuts a sample evenly in two halves a rank, with at least `LEAST_TOKENS` left; no recurrence
+    pp           at most one rank a layer, none of them empty when layers are dealt out in equal parts
+    dp           what is left of the devices; dp * microbatch divides the batch
+    ep, etp      ep divides the experts, and ep * etp the ranks of a stage; etp is 1 or tp
+    microbatch   powers of two up to `MOST_TOKENS` tokens
+    virtual      only where microbatches are a multiple of the stages, as interleaving needs
+    zero         1 and 3; 2 only without accumulation, where cut gradients cost nothing
+    schedule     1f1b and zb-h1
+
+Left out because something here is never worse in the cost model: GPipe (1f1b takes as long, in less memory),
+ZeRO-0 (stage 1), selective recomputation (fused attention keeps no scores).
+"""
+
+from __future__ import annotations
+
+from math import ceil, gcd
+from typing import NamedTuple
+
+from hyperparallel.plan.search.job import Job
+from hyperparallel.plan.strategy import ORDERS
+from hyperparallel.workload.mlp import Moe
+from hyperparallel.workload.model import Attention, Model
+
+MOST_TP, MOST_CP = 64, 64
+LEAST_TOKENS, MOST_TOKENS = 1024, 32768
+CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
+RECOMPUTED = ("none", "alternate", "full")
+
+
+class Skeleton(NamedTuple):
+    """The sizes that decide shapes and groups."""
+
+    tp: int
+    cp: int
+    pp: int
+    dp: int
+    ep: int
+    etp: int
+    microbatch: int
+
+
+class Limits(NamedTuple):
+    """What of the space is searched. runnable: only what the executor can run today. fixed: axis -> size."""
+
+    runnable: bool = False
+    fixed: tuple[tuple[str, int], ...] = ()
+
+
+EVERYTHING = Limits()
+
+
+def skeletons(job: Job, limits: Limits = EVERYTHING) -> list[Skeleton]:
+    """All of them, in a fixed order."""
+    devices, batch = job.devices, job.global_batch
+    found = []
+    experts = num_experts(job.model)
+    fixed = dict(limits.fixed)
+
+    def allowed(axis: str, values: list[int]) -> list[int]:
+        return [value for value in values if fixed.get(axis, value) == value]
+
+    deep = [1] if limits.runnable else stages(job.model, devices)
+    for tp in allowed("tp", tensor_sizes(job.model, devices)):
+        for cp in allowed("cp", [1] if limits.runnable else context_sizes(job, devices // tp)):
+            for pp in allowed("pp", [p for p in deep if devices % (tp * cp * p) == 0]):
+                dp = devices // (tp * cp * pp)
+                if batch % dp or fixed.get("dp", dp) != dp:
+                    continue
+                folds = [(1, 1)] if limits.runnable else expert_sizes(experts, tp, tp * cp * dp)
+                for ep, etp in folds:
+                    if fixed.get("ep", ep) != ep or fixed.get("etp", etp) != etp:
+                        continue
+                    for size in allowed("microbatch", microbatches(batch // dp, job.seq // cp)):
+                        found.append(Skeleton(tp, cp, pp, dp, ep, etp, size))
+    return found
+
+
+def tensor_sizes(model: Model, devices: int) -> list[int]:
+    """Sizes of tp that cut every layer evenly."""
+    return [tp for tp in divisors(devices) if tp <= MOST_TP and _cuts(model, tp)]
+
+
+def _cuts(model: Model, tp: int) -> bool:
+    for layer, _ in model.kinds:
+        for part in (layer.attention, layer.cross):
+            if part is None:
+                continue
+            if part.heads % tp:
+                return False
+            if isinstance(part, Attention) and part.kv_heads % tp and tp % part.kv_heads:
+                return False
+        mlp = layer.mlp
+        width = 0 if mlp is None else (mlp.shared_width if isinstance(mlp, Moe) else mlp.width)
+        if width % tp:
+            return False
+    return model.hidden % tp == 0
+
+
+def context_sizes(job: Job, most: int) -> list[int]:
+    """Sizes of cp: two equal pieces of a sample for each rank, so that causal attention is balanced."""
+    mixers = [layer.attention for layer, _ in job.model.kinds if layer.attention is not None]
+    if any(not isinstance(mixer, Attention) for mixer in mixers):
+        return [1]
+    fitting = [c for c in divisors(most) if c <= MOST_CP and job.seq % (2 * c) == 0]
+    return [c for c in fitting if c == 1 or job.seq / c >= LEAST_TOKENS] or [1]
+
+
+def stages(model: Model, devices: int) -> list[int]:
+    """Sizes of pp for which no stage is empty."""
+    return [p for p in divisors(devices) if even_enough(model.num_layers, p)]
+
+
+def even_enough(layers: int, parts: int) -> bool:
+    """Whether all parts get layers when each takes the same number, the last what is left.
+
+    >>> even_enough(61, 16), even_enough(61, 48)
+    (True, False)
+    """
+    return parts <= layers and ceil(layers / parts) * (parts - 1) < layers
+
+
+def expert_sizes(experts: int, tp: int, ranks: int) -> list[tuple[int, int]]:
+    """(ep, etp) that divide experts and the ranks of a stage."""
+    if not experts:
+        return [(1, 1)]
+    sizes = [ep for ep in divisors(experts) if ranks % ep == 0]
+    found = [(ep, 1) for ep in sizes]
+    return found + [(ep, tp) for ep in sizes if tp > 1 and ranks % (ep * tp) == 0]
+
+
+def num_experts(model: Model) -> int:
+    """What ep must divide; 0 for a model without experts."""
+    found = 0
+    for layer, _ in model.kinds:
+        if isinstance(layer.mlp, Moe):
+            found = gcd(found, layer.mlp.experts)
+    return found
+
+
+def microbatches(samples: int, tokens: int) -> list[int]:
+    """Sizes of a microbatch for a rank that has `samples` of `tokens`.
+
+    >>> microbatches(12, 4096)
+    [1, 2, 4]
+    """
+    sizes = [2**k for k in range(samples.bit_length()) if samples % 2**k == 0]
+    return [size for size in sizes if size == 1 or size * tokens <= MOST_TOKENS]
+
+
+def divisors(number: int) -> list[int]:
+    """
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def pipelines(job: Job, s: Skeleton) -> list[tuple[int, str]]:
+    """(chunks a stage, schedule) that these sizes allow."""
+    if s.pp == 1:
+        return [(1, "1f1b")]
+    count = job.global_batch // (s.dp * s.microbatch)
+    layers = job.model.num_layers
+    deep = [v for v in CHUNKS if count % s.pp == 0 and even_enough(layers, s.pp * v)]
+    return [(1, "1f1b"), *((v, "1f1b") for v in deep), (1, "zb-h1")]
+
+
+def zeros(job: Job, s: Skeleton) -> list[int]:
+    """ZeRO stages that make a difference."""
+    if s.dp * s.cp == 1:
+        return [1]
+    return [1, 2, 3] if job.global_batch == s.dp * s.microbatch else [1, 3]
+
+
+def cuts(s: Skeleton) -> list[bool]:
+    """Whether norms and residuals are cut over tp."""
+    return [True, False] if s.tp > 1 else [False]
+
+
+def orders(s: Skeleton, runnable: bool = False) -> list[str]:
+    """Orders of the axes that differ."""
+    return list(ORDERS) if s.pp > 1 and s.dp > 1 and not runnable else [ORDERS[0]]
+
+
+def levels(job: Job, limits: Limits = EVERYTHING) -> list[tuple[str, float]]:
+    """(recomputation, share of optimizer states offloaded), each never slower than those after it that have
+    as much or more of both."""
+    if limits.runnable:
+        return [("none", 0.0)]
+    shares = (0.0, 1.0) if job.cluster.has_tier("host") else (0.0,)
+    return [(recompute, share) for share in shares for recompute in RECOMPUTED]

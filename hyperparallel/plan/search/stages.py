@@ -1,0 +1,61 @@
+"""What each pipeline stage holds: its layers in order, and how each of them is recomputed.
+
+A stage is a chunk: with v chunks on each of p ranks there are p * v of them, and rank r has stages r, r + p,
+... Extra predictions count as layers at the end. By default layers are dealt out in equal parts, the last
+stage takes what is left, and all are recomputed alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from hyperparallel.plan.search.job import Job
+from hyperparallel.plan.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Split:
+    """Layers of every stage as (kind, recomputation): kind is a position in `Model.kinds`."""
+
+    stages: tuple[tuple[tuple[int, str], ...], ...]
+
+    def counts(self) -> tuple[int, ...]:
+        """Layers of every stage."""
+        return tuple(len(stage) for stage in self.stages)
+
+    def words(self) -> str:
+        """Runs of stages with as many layers and the same recomputation.
+
+        >>> Split((((0, "none"),), ((0, "none"), (0, "full")))).words()
+        '1, 2 (1 full) layers'
+        """
+        said: list[str] = []
+        for stage in self.stages:
+            again = [f"{sum(r == x for _, r in stage)} {x}" for x in ("alternate", "full")]
+            again = [text for text in again if not text.startswith("0 ")]
+            said.append(f"{len(stage)}" + (f" ({', '.join(again)})" if again else ""))
+        runs: list[tuple[str, int]] = []
+        for text in said:
+            runs[-1:] = [(text, runs[-1][1] + 1)] if runs and runs[-1][0] == text else [*runs[-1:], (text, 1)]
+        return ", ".join(text if n == 1 else f"{n} x {text}" for text, n in runs) + " layers"
+
+
+def layer_kinds(job: Job) -> list[int]:
+    """The kind of every layer, first to last, extra predictions at the end."""
+    kinds = [layer for layer, _ in job.model.kinds]
+    return [kinds.index(layer) for layer in job.model.each_layer()] + [
+        kinds.index(job.model.layer_at(-1))
+    ] * job.model.mtp
+
+
+def even_split(job: Job, strategy: Strategy) -> Split:
+    """Equal parts, all recomputed as the strategy says."""
+    kinds, parts = layer_kinds(job), strategy.pp * strategy.virtual
+    each = ceil(len(kinds) / parts)
+    return Split(
+        tuple(
+            tuple((kind, strategy.recompute) for kind in kinds[i * each : (i + 1) * each])
+            for i in range(parts)
+        )
+    )

@@ -1,0 +1,316 @@
+"""One strategy's step on the clock: a representative rank for each pipeline stage, all else alike.
+
+An action (a microbatch in a stage) is cut in a few parts. Each part computes, its hidden messages travel
+beside it, and what the cost model calls exposed follows it, so that without a pipeline the simulated step
+has the parts of the closed form. Boundaries between stages are messages of their own that compete with the
+others for the links (`traffic.shares`); gradients are reduced beside the last backward and behind it.
+
+Where a step has more actions than `MOST_ACTIONS`, fewer microbatches are simulated and the rest is added at
+the pace of the fullest rank (`Simulated.skipped`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from hyperparallel.mpmd import Action, Message, schedule
+from hyperparallel.plan.cost.collectives import KINDS, collective_seconds
+from hyperparallel.plan.cost.constants import Constants
+from hyperparallel.plan.cost.price import SegmentTimes, gradient_seconds, step_seconds
+from hyperparallel.plan.search.job import Job
+from hyperparallel.plan.search.pricing import Table
+from hyperparallel.plan.search.stages import Split, even_split
+from hyperparallel.plan.search.traffic import dimension_names, shares
+from hyperparallel.plan.simulate import Piece, Pieces, Timeline, pipeline_tasks, simulate
+from hyperparallel.plan.strategy import RECOMPUTE, Candidates, Strategy
+
+MOST_ACTIONS = 1500
+WANTED_PIECES = 400
+"""Pieces that a timeline should have at least, where layers are many enough."""
+
+
+class Pass(NamedTuple):
+    """Seconds of one layer (or head) in one pass."""
+
+    compute: float
+    tensor: float
+    experts: float
+    gather: float
+    hidden: float
+    hidden_gather: float
+
+    def scaled(self, factor: float) -> Pass:
+        return Pass._make(value * factor for value in self)
+
+    def plus(self, other: Pass) -> Pass:
+        return Pass._make(a + b for a, b in zip(self, other, strict=True))
+
+
+NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A simulated step. timeline: of the microbatches that were simulated; seconds: of the whole step;
+    skipped: microbatches that were added at the steady pace; split: layers and recomputation by stage."""
+
+    strategy: Strategy
+    split: Split
+    timeline: Timeline
+    seconds: float
+    skipped: int
+
+
+class Prices:
+    """Seconds and bytes of a layer of every kind under every recomputation, for one strategy."""
+
+    def __init__(self, job: Job, strategy: Strategy, constants: Constants) -> None:
+        self.job, self.strategy, self.constants = job, strategy, constants
+        every = [replace(strategy, recompute=r) for r in RECOMPUTE]  # type: ignore[arg-type]
+        self.table = Table(job, Candidates.of(every), constants)
+        self.times: SegmentTimes = self.table.times
+        self.row = {name: column[0] for name, column in self.table.rows.row.items()}
+
+    def _pass(self, segment: int, recompute: str) -> Pass:
+        i = segment * len(RECOMPUTE) + RECOMPUTE.index(recompute)
+        t = self.times
+        shown = t.tensor[i] + t.dispatch[i]
+        return Pass(
+            float(t.compute[i]),
+            float(t.tensor[i]),
+            float(t.dispatch[i]),
+            float(t.fsdp[i]),
+            max(float(t.travel[i] - shown), 0.0),
+            max(float(t.gather[i] - t.fsdp[i]), 0.0),
+        )
+
+    def forward(self, kind: int) -> Pass:
+        return self._pass(3 * kind, "none")
+
+    def backward(self, kind: int) -> Pass:
+        return self._pass(3 * kind + 1, "none")
+
+    def again(self, kind: int, recompute: str) -> Pass:
+        """What is computed again in the backward."""
+        return NOTHING if recompute == "none" else self._pass(3 * kind + 2, recompute)
+
+    def head(self) -> Pass:
+        """Head and loss, forward and backward."""
+        count = 1.0 + self.job.model.mtp
+        return self._pass(3 * len(self.job.model.kinds), "none").scaled(count)
+
+    def layer(self, kind: int, recompute: str) -> float:
+        """All exposed seconds of a layer and microbatch."""
+        whole = self.forward(kind).plus(self.backward(kind)).plus(self.again(kind, recompute))
+        return whole.compute + whole.tensor + whole.experts + whole.gather
+
+    def saved_bytes(self, recompute: str) -> float:
+        """Kept from forward to backward by one layer, a mean over kinds."""
+        return float(self.table.rows.row["saved_bytes"][RECOMPUTE.index(recompute)])
+
+    def static_bytes(self) -> tuple[float, float]:
+        """(states and overhead, working) of the fullest rank."""
+        memory = self.table.memory()
+        i = RECOMPUTE.index(self.strategy.recompute)
+        held = memory.parameters[i] + memory.gradients[i] + memory.optimizer[i] + memory.overhead[i]
+        return float(held), float(memory.working[i])
+
+    def boundary_seconds(self) -> float:
+        """Of an activation or gradient that goes to the next stage."""
+        groups = self.table.rows.groups["pp"].take(np.array([0]))
+        sent = np.array([self.row["boundary_bytes"]])
+        kind = np.array([float(KINDS.index("send"))])
+        return float(collective_seconds(kind, sent, groups, self.constants)[0])
+
+    def demand(self, axis: str, kind: str, rank: int, seconds: float, num_bytes: float) -> dict[str, float]:
+        """Shares of the rank's links that a message of that axis takes."""
+        found = shares(KINDS.index(kind), num_bytes, self.table.rows.groups[axis], 0, seconds)
+        names = dimension_names(self.job.cluster)
+        return {f"{names[i]} of {rank}": float(x) for i, x in enumerate(found[: len(names)]) if x > 0.0}
+
+
+def simulated_step(
+    job: Job,
+    strategy: Strategy,
+    split: Split | None = None,
+    constants: Constants | None = None,
+    prices: Prices | None = None,
+) -> Simulated:
+    """Simulate a step; split: uneven stages or recomputation, by default even ones."""
+    used = prices or Prices(job, strategy, constants or Constants())
+    split = split or even_split(job, strategy)
+    total = job.global_batch // (strategy.dp * strategy.microbatch)
+    count = min(total, fewest_microbatches(strategy, total))
+    named = "interleaved" if strategy.virtual > 1 else strategy.schedule
+    order = schedule(named, strategy.pp, count, strategy.virtual)
+    builder = _Builder(used, split, count, sum(len(actions) for actions in order))
+    tasks = pipeline_tasks(order, builder.pieces, builder.message, builder.finish)
+    timeline = simulate(tasks)
+    rest = (total - count) * builder.pace()
+    facts = {"model": job.model.name, "cluster": job.cluster.name, "strategy": strategy.words()}
+    timeline = replace(timeline, facts=facts)
+    return Simulated(strategy, split, timeline, timeline.step_seconds + rest, total - count)
+
+
+def fewest_microbatches(strategy: Strategy, total: int) -> int:
+    """How many microbatches are simulated: all of few, else so many that the pipeline is full for a while."""
+    p, v = strategy.pp, strategy.virtual
+    wanted = max(MOST_ACTIONS // (2 * p * v), 2 * p if p > 1 else 4)
+    return min(total, max(wanted // p * p, p))
+
+
+class _Builder:
+    """Pieces of every action of one step."""
+
+    def __init__(self, prices: Prices, split: Split, microbatches: int, actions: int) -> None:
+        self.prices, self.split, self.microbatches = prices, split, microbatches
+        strategy = prices.strategy
+        self.halves = strategy.schedule == "zb-h1" and strategy.pp > 1
+        self.parts = max(1, WANTED_PIECES // actions)
+        self.step = step_seconds(prices.table.rows, prices.constants, prices.times)
+        self.row = RECOMPUTE.index(strategy.recompute)
+        self.begun: set[int] = set()
+        self.states, self.working = prices.static_bytes()
+        self.last_stage = len(split.stages) - 1
+        self.boundary = prices.boundary_seconds()
+        self.known: dict[tuple[str, int], Pieces] = {}
+
+    def pieces(self, action: Action) -> Pieces:
+        """Of an action; the first of a rank brings its states, the last backward hides gradients."""
+        key = action.kind, action.stage
+        if key not in self.known:
+            self.known[key] = Pieces(self._pieces(*key))
+        found = self.known[key]
+        rank = action.stage % self.prices.strategy.pp
+        if rank not in self.begun:
+            self.begun.add(rank)
+            first = found.pieces[0]
+            first = first._replace(alloc_bytes=first.alloc_bytes + self.states)
+            found = self._beside("parameters", Pieces([first, *found.pieces[1:]], found.output), rank)
+        if action.kind in "BW" and action.microbatch == self.microbatches - 1 and action.stage == rank:
+            found = self._beside("gradients", found, rank)
+        return found
+
+    def _beside(self, name: str, found: Pieces, rank: int) -> Pieces:
+        """Half of what is hidden of the data axis travels beside the first forward (updated parameters),
+        half beside the last backward."""
+        exposed, whole = self._gradients()
+        if whole - exposed <= 1e-9:
+            return found
+        demand = self._gradient_demand(rank, whole)
+        hidden = Piece(name, (whole - exposed) / 2, "comm.dp", name, (), demand)
+        return Pieces([*found.pieces, hidden], len(found.pieces) - 1)
+
+    def _gradients(self) -> tuple[float, float]:
+        exposed = float(self.step.exposed_gradients[self.row])
+        rows, constants = self.prices.table.rows, self.prices.constants
+        _, whole = gradient_seconds(rows, np.zeros(rows.length), constants)
+        return exposed, max(float(whole[self.row]), exposed)
+
+    def _gradient_demand(self, rank: int, seconds: float) -> Mapping[str, float]:
+        return self.prices.demand("dp", "all_reduce", rank, seconds, 2.0 * self.prices.row["params"])
+
+    def _pieces(self, kind: str, stage: int) -> list[Piece]:
+        """Parts of layers, one behind another."""
+        layers = self.split.stages[stage]
+        p = self.prices
+        count = max(1, min(self.parts, len(layers)))
+        bounds = [round(i * len(layers) / count) for i in range(count + 1)]
+        held = sum(p.saved_bytes(recompute) for _, recompute in layers)
+        found: list[Piece] = []
+        backward = kind != "F"
+        for i in range(count):
+            part = layers[bounds[i] : bounds[i + 1]]
+            whole, again = self._sum(kind, part)
+            edge = (i == 0) if backward else (i == count - 1)
+            if stage == self.last_stage and edge and kind != "W":
+                whole = whole.plus(p.head().scaled(1 / 3 if kind == "F" or self.halves else 2 / 3))
+            if stage == self.last_stage and edge and kind == "W":
+                whole = whole.plus(p.head().scaled(1 / 3))
+            if again.compute > 0.0:
+                self._part(found, again, "recompute", stage)
+            name = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}[kind]
+            self._part(found, whole, name, stage)
+        first, last = found[0], found[-1]
+        if kind == "F":
+            found[0] = first._replace(alloc_bytes=held)
+        elif kind == "I":
+            found[0] = first._replace(alloc_bytes=self.working)
+            found[-1] = found[-1]._replace(free_bytes=self.working)
+        elif kind == "B":
+            found[0] = first._replace(alloc_bytes=self.working)
+            found[-1] = found[-1]._replace(free_bytes=held + self.working)
+        else:
+            found[-1] = last._replace(free_bytes=held)
+        return found
+
+    def _sum(self, kind: str, layers: Sequence[tuple[int, str]]) -> tuple[Pass, Pass]:
+        whole, again = NOTHING, NOTHING
+        for layer, recompute in layers:
+            if kind == "F":
+                whole = whole.plus(self.prices.forward(layer))
+            else:
+                whole = whole.plus(self.prices.backward(layer).scaled(1.0 if kind == "B" else 0.5))
+            if kind in "BI":
+                again = again.plus(self.prices.again(layer, recompute))
+        return whole, again
+
+    def _part(self, found: list[Piece], one: Pass, kind: str, stage: int) -> None:
+        """Compute with hidden messages beside it, then what is exposed of them."""
+        before = (len(found) - 1,) if found else ()
+        begin = len(found)
+        found.append(Piece("" if not found else kind, one.compute, "compute", kind, before))
+        for name, stream, seconds, what in (
+            ("tp", "comm.tp", one.hidden, "tensor messages"),
+            ("dp", "comm.dp", one.hidden_gather, "parameters gathered"),
+        ):
+            if seconds > 1e-9:
+                found.append(Piece(name, seconds, stream, what, before))
+        for name, stream, seconds, what in (
+            ("tp", "comm.tp", one.tensor, "tensor messages"),
+            ("ep", "comm.ep", one.experts, "tokens to experts"),
+            ("dp", "comm.dp", one.gather, "parameters gathered"),
+        ):
+            if seconds > 1e-9:
+                after = tuple(range(begin, len(found)))
+                found.append(Piece(name, seconds, stream, what, after))
+        if len(found) > begin + 1:  # what comes next waits for all of it
+            found.append(Piece("", 0.0, "compute", "wait", tuple(range(begin, len(found)))))
+
+    def message(self, one: Message) -> Piece:
+        """What goes to another stage."""
+        demand = self.prices.demand(
+            "pp", "send", one.from_rank, self.boundary, self.prices.row["boundary_bytes"]
+        )
+        return Piece("", self.boundary, "comm.pp", "stage boundary", None, demand)
+
+    def finish(self, rank: int) -> Sequence[Piece]:
+        """What is left of gradients, the update, and states that come from host memory."""
+        exposed, whole = self._gradients()
+        strategy, r = self.prices.strategy, self.prices.row
+        found = []
+        if exposed > 0.0:
+            demand = self._gradient_demand(rank, whole)
+            found.append(Piece("gradients", exposed, "comm.dp", "gradients", None, demand))
+        update = float(self.step.optimizer[self.row])
+        copied = 0.0
+        if strategy.offload:
+            copied = float(self.prices.table.memory().host[self.row] * r["host_s_byte"])
+            copied = min(copied, update)
+            found.append(Piece("states", copied, "copy.host", "host copy"))
+        found.append(Piece("update", update - copied, "compute", "update"))
+        return found
+
+    def pace(self) -> float:
+        """Seconds that one more microbatch takes: those of the rank with most to do."""
+        p = self.prices
+        busy = [0.0] * p.strategy.pp
+        for stage, layers in enumerate(self.split.stages):
+            busy[stage % p.strategy.pp] += sum(p.layer(kind, recompute) for kind, recompute in layers)
+        head = p.head()
+        busy[self.last_stage % p.strategy.pp] += head.compute + head.tensor
+        return max(busy)

@@ -1,0 +1,140 @@
+"""Which links a strategy's messages use, and how much: bytes of a step on every dimension of the fabric.
+
+Follows `cost/collectives.py`: of a ring of n bytes a device sends (G - 1) / G * n, and on a dimension inside
+which b devices sit the b-th part of that, for a bundle enters and leaves through the links of all its
+members; an all-to-all sends what is meant for the peers behind that dimension. Load is the share of a link's
+capacity that is used over the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from hyperparallel.cluster.cluster import Cluster
+from hyperparallel.plan.cost.collectives import KINDS, Groups
+from hyperparallel.plan.cost.price import GRADIENT_BYTES
+from hyperparallel.plan.cost.rows import HEAD, Rows
+from hyperparallel.plan.cost.work import Array
+from hyperparallel.plan.strategy import Strategy
+
+
+class Link(NamedTuple):
+    """One dimension of the fabric: its name, kind, width and bytes a second of a device; which axes cross it
+    and in groups of how many; bytes that a device sends over it in a step, by axis."""
+
+    name: str
+    kind: str
+    width: int
+    bytes_s: float
+    members: Mapping[str, int]
+    sent_bytes: Mapping[str, float]
+
+    def load(self, seconds: float) -> float:
+        """Share of its capacity that is used in a step of so many seconds."""
+        return sum(self.sent_bytes.values()) / (self.bytes_s * seconds)
+
+
+def dimension_names(cluster: Cluster) -> list[str]:
+    """A name for every dimension of the fabric, as groups have them (`groups_of` joins what is past four).
+
+    >>> from hyperparallel.cluster.presets import preset
+    >>> dimension_names(preset("ub-mesh-8192"))
+    ['rack 8x8', 'pod x', 'pod y', 'superpod']
+    """
+    names: list[str] = []
+    for tier in cluster.fabric:
+        many = len(tier.size) > 1
+        names += [f"{tier.name} {'xyzuvw'[i]}" if many else tier.name for i in range(len(tier.size))]
+    while len(names) > 4:
+        inner = cluster.fabric[0]
+        names[:2] = [f"{inner.name} {'x'.join(map(str, inner.size[:2]))}"]
+    return names
+
+
+def sent(kind: int, num_bytes: float, members: Array) -> Array:
+    """Bytes that a device sends over each dimension in one collective; members: of its group."""
+    size = members.prod()
+    used = members > 1
+    bundle = np.concatenate([[1.0], np.cumprod(members)[:-1]])
+    if size == 1:
+        return np.zeros(len(members))
+    if KINDS[kind] == "all_to_all":
+        peers: Array = num_bytes * (np.cumprod(members) - bundle) / size
+        return np.asarray(np.where(used, peers, 0.0))
+    if KINDS[kind] == "send":
+        outermost = np.arange(len(members)) == np.flatnonzero(used)[-1]
+        return np.asarray(np.where(outermost, num_bytes, 0.0))
+    passes = 2.0 if KINDS[kind] == "all_reduce" else 1.0
+    ring: Array = np.where(used, passes * (size - 1) / size * num_bytes / bundle, 0.0)
+    return ring
+
+
+def shares(kind: int, num_bytes: float, groups: Groups, row: int, seconds: float) -> Array:
+    """Share of each dimension's bandwidth that a collective of `seconds` takes, at most 1."""
+    if seconds <= 0.0:
+        return np.zeros(groups.members.shape[1])
+    rate = sent(kind, num_bytes, groups.members[row]) / seconds
+    return np.asarray(np.minimum(rate / groups.bytes_s[row], 1.0))
+
+
+def link_loads(cluster: Cluster, strategy: Strategy, rows: Rows) -> list[Link]:
+    """Every dimension of the fabric that has more than one member, innermost first; rows: of the strategy
+    alone."""
+    r = {name: float(column[0]) for name, column in rows.row.items()}
+    axes = {name: groups for name, groups in rows.groups.items() if name not in ("etp", "edp")}
+    total: dict[str, Array] = {axis: np.zeros(4) for axis in axes}
+    per_step = r["microbatches"] / r["pp"]
+    for i, segment in enumerate(rows.message_segment):
+        layers = rows.segment_layers[segment] * rows.message_count[i]
+        members = rows.message_groups.members[i]
+        axis = _axis_of(members, axes, int(rows.message_kind[i]))
+        total[axis] += per_step * layers * sent(int(rows.message_kind[i]), rows.message_bytes[i], members)
+    total["pp"] += 2 * r["microbatches"] * r["virtual"] * sent(4, r["boundary_bytes"], axes["pp"].members[0])
+    gathered = float((rows.segment_gather * rows.segment_layers * (rows.segment_pass != HEAD)).sum())
+    data = sent(1, gathered * per_step, axes["dp"].members[0])
+    if strategy.zero != 3:
+        data = sent(0, GRADIENT_BYTES * r["params"], axes["dp"].members[0])
+        data = data + sent(0, GRADIENT_BYTES * r["expert_params"], rows.groups["edp"].members[0])
+    total["dp"] += data
+    links = []
+    names = dimension_names(cluster)
+    widths = _widths(cluster)
+    kinds = [cluster.fabric[tier].kind for tier in cluster.dim_tiers][-len(names) :]
+    for dim, name in enumerate(names):
+        if widths[dim] < 2:
+            continue
+        members_of = {axis: int(g.members[0, dim]) for axis, g in axes.items() if g.members[0, dim] > 1}
+        sent_of = {axis: float(v[dim]) for axis, v in total.items() if v[dim] > 0}
+        links.append(Link(name, kinds[dim], widths[dim], _rate(cluster, dim), members_of, sent_of))
+    return links
+
+
+def _axis_of(members: Array, axes: Mapping[str, Groups], kind: int) -> str:
+    if KINDS[kind] == "all_to_all":
+        return "ep"
+    for axis in ("tp", "cp"):
+        if (axes[axis].members[0] == members).all():
+            return axis
+    return "tp"
+
+
+def _widths(cluster: Cluster) -> list[int]:
+    widths = list(cluster.dims)
+    while len(widths) > 4:
+        widths[:2] = [widths[0] * widths[1]]
+    return widths
+
+
+def _rate(cluster: Cluster, dim: int) -> float:
+    """Bytes a second of one device over a dimension, all of whose links it uses."""
+    rates = []
+    for index, tier in enumerate(cluster.dim_tiers):
+        inside = index - cluster.dim_tiers.index(tier)
+        fabric = cluster.fabric[tier]
+        rates.append(fabric.dim_bytes_s(inside) / fabric.oversubscription)
+    while len(rates) > 4:
+        rates[:2] = [rates[0] + rates[1]]
+    return rates[dim]

@@ -1,7 +1,9 @@
 """NVIDIA Blackwell: B200 and B300 nodes of 8, and GB200 and GB300 racks of 72 GPUs on one NVLink switch.
 
 Peaks are dense. Number of SMs and memory are what the driver reports. NVLink 5 has 1.8 TB/s both ways, halved
-here. Inferred: `Gemm.peak` (big products hold about three quarters of peak), `launch_s`, latencies, the SMs
+here. `Gemm.peak` is the best share of peak that a search over shapes found in bfloat16 (S. Bekman, Machine
+Learning Engineering, "Maximum Achievable Matmul FLOPS": B200 1,745 of 2,250 TFLOP/s, B300 1,769, GB200 1,822
+of 2,500; GB300, not measured there, is taken to hold B300's share). Inferred: `launch_s`, latencies, the SMs
 that collectives take, and what a GPU sees of local SSDs.
 """
 
@@ -17,7 +19,7 @@ from hyperparallel.cluster.tiers import Tier
 _MIB = 2**20
 _SHEET = "NVIDIA Blackwell data sheet (HGX B200, GB200 NVL72), dense"
 _ULTRA = "NVIDIA Blackwell Ultra data sheet (HGX B300, GB300 NVL72), dense"
-_GEMM = Gemm(peak=0.72, tile_m=128, tile_n=256, half_k=64)
+_GEMM = Gemm(peak=0.776, tile_m=128, tile_n=256, half_k=64)
 
 B200 = Device(
     name="b200",
@@ -37,7 +39,7 @@ B200 = Device(
     units=148,
     collective_units=24,
     gemm=_GEMM,
-    source=f"{_SHEET}; 62 TB/s of HBM in 8 GPUs; gemm, launch and collective units inferred",
+    source=f"{_SHEET}; 62 TB/s of HBM in 8 GPUs; gemm see above, launch and collective units inferred",
 )
 
 # GB200 runs the same chip at 1.2 kW: 2.5 PFLOP/s of bf16, of which 72 make the rack's 180.
@@ -57,7 +59,8 @@ GB200 = replace(
     },
     memory_bytes_s=8e12,
     units=152,
-    source=f"{_SHEET}; NVL72: 180 PFLOP/s bf16, 360 fp8, 720 fp4, 576 TB/s in 72 GPUs; gemm inferred",
+    gemm=replace(_GEMM, peak=0.729),
+    source=f"{_SHEET}; NVL72: 180 PFLOP/s bf16, 360 fp8, 720 fp4, 576 TB/s in 72 GPUs; gemm see above",
 )
 
 # Blackwell Ultra: the same but for half as much fp4 again, and next to no int8.
@@ -66,14 +69,16 @@ B300 = replace(
     name="b300",
     peak_flop_s={**B200.peak_flop_s, "nvfp4": 13.5e15, "int8": 150e12},
     memory_bytes_s=7.7e12,
-    source=f"{_ULTRA}: 108 PFLOP/s fp4 in 8 GPUs; gemm, launch and collective units inferred",
+    gemm=replace(_GEMM, peak=0.786),
+    source=f"{_ULTRA}: 108 PFLOP/s fp4 in 8 GPUs; gemm see above, launch and collective units inferred",
 )
 
 GB300 = replace(
     GB200,
     name="gb300",
     peak_flop_s={**GB200.peak_flop_s, "nvfp4": 15e15, "int8": 165e12},
-    source=f"{_ULTRA}; NVL72: 1,080 PFLOP/s fp4, 360 fp8, 180 bf16 in 72 GPUs; gemm inferred",
+    gemm=replace(_GEMM, peak=0.786),
+    source=f"{_ULTRA}; NVL72: 1,080 PFLOP/s fp4, 360 fp8, 180 bf16 in 72 GPUs; gemm see above",
 )
 
 

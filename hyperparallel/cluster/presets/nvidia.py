@@ -4,8 +4,9 @@ Memory is what the driver reports. Peaks are dense: the data sheets' figures "wi
 figures of the data sheets count both directions and are halved. The InfiniBand tier has size 1 in these
 functions; `preset(name, n)` grows it.
 
-Inferred, for want of a published figure: `Gemm.peak` (big cuBLAS products hold 85-90 % of peak on A100 and
-70-78 % on H100, whose clock drops under load), `launch_s`, what one GPU sees of the node's SSDs, and link
+`Gemm.peak` is the best share of peak that a search over shapes found in bfloat16 (S. Bekman, Machine Learning
+Engineering, "Maximum Achievable Matmul FLOPS": 271.2 of 312 TFLOP/s on A100, 794.5 of 989 on H100).
+Inferred, for want of a published figure: `launch_s`, what one GPU sees of the node's SSDs, and link
 latencies: NCCL's own model (src/graph/tuning.cc) has 0.6 to 3.4 us a hop of NVLink and 2.7 to 14 us a hop of
 the network, by protocol; one value between them is taken per tier.
 `collective_units` says how many SMs collectives take; what compute loses beside them is that share of the
@@ -38,8 +39,8 @@ H100_SXM = Device(
     launch_s=3e-6,
     units=132,
     collective_units=24,  # NCCL takes 16 to 32 channels of one SM each on NVLink; DeepSeek-V3 sets 20 aside
-    gemm=Gemm(peak=0.70, tile_m=128, tile_n=256, half_k=64),
-    source=f"{_H100_SHEET}; H100 architecture white paper (132 SMs); gemm and launch inferred",
+    gemm=Gemm(peak=0.72, tile_m=128, tile_n=256, half_k=64),
+    source=f"{_H100_SHEET}; H100 architecture white paper (132 SMs); gemm see above, launch inferred",
 )
 
 A100_SXM = Device(
@@ -49,8 +50,8 @@ A100_SXM = Device(
     launch_s=4e-6,
     units=108,
     collective_units=20,  # inferred: NCCL opens up to 24 channels on 12 NVLinks
-    gemm=Gemm(peak=0.88, tile_m=128, tile_n=256, half_k=64),
-    source="NVIDIA A100 80GB data sheet; A100 white paper (108 SMs); gemm and launch inferred",
+    gemm=Gemm(peak=0.869, tile_m=128, tile_n=256, half_k=64),
+    source="NVIDIA A100 80GB data sheet; A100 white paper (108 SMs); gemm see above, launch inferred",
 )
 
 

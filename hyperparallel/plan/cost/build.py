@@ -15,7 +15,7 @@ OPTIMIZER_BYTES = 30.0
 """Read and written by Adam for one parameter: a 4-byte gradient, 4-byte master, two 4-byte moments each read
 and written, a 2-byte copy written."""
 
-LOSS_BYTES, UNFUSED_LOSS_BYTES = 40.0, 110.0
+LOSS_BYTES, UNFUSED_LOSS_BYTES = 40.0, 80.0
 """For one logit, forward and backward: written in 16 bits, read and written in 32 by the softmax and loss."""
 
 

@@ -31,7 +31,7 @@ PRIORS: Mapping[str, Prior] = {
     "jitter": Prior(0.05, 1.0),
     "link": Prior(0.77, 0.05),
     "network": Prior(0.65, 0.1),
-    "hops": Prior(1.5, 0.03),
+    "grouped": Prior(0.8, 0.3),
     "exposed": Prior(0.4, 0.5),
     "dispatch": Prior(1.5, 0.5),
 }
@@ -47,7 +47,8 @@ class Constants:
     software; `price.TUNED_ATTENTION` otherwise). memory: share of the memory bandwidth that streaming kernels
     reach. host: host work per kernel, in units of the device's launch time. jitter: growth of that work for
     each further rank that must be waited for. link, network: share of the bandwidth that collectives reach
-    inside the innermost tier and outside. hops: on the latency of a hop. exposed: share of overlappable
+    inside the innermost tier and outside. grouped: speed of the experts' products
+    against equal dense ones. exposed: share of overlappable
     tensor-parallel communication that is not hidden. dispatch: on the bytes moved to sort tokens by expert.
     """
 
@@ -59,7 +60,7 @@ class Constants:
     jitter: float = 0.02
     link: float = 0.77
     network: float = 0.7
-    hops: float = 1.5
+    grouped: float = 0.8
     exposed: float = 0.4
     dispatch: float = 1.5
 

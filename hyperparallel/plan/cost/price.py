@@ -34,7 +34,7 @@ GRADIENT_BYTES = 2.0
 
 TUNED_ATTENTION = 0.7
 
-QUANTISE_BYTES = 4.0
+QUANTISE_BYTES = 6.0
 """Moved for each input element of a product in 8 bits or less: read for its scale, read and written."""
 
 STATE_BYTES = 12.0
@@ -92,11 +92,12 @@ def product_seconds(rows: Rows, constants: Constants) -> Array:
     tuned = get("graph") > 0
     share = get("gemm") * constants.matmul
     share = share * np.where(attention, np.where(tuned, TUNED_ATTENTION, constants.attention), k / (k + half))
+    share = share * np.where(rows.product_grouped > 0, constants.grouped, 1.0)
     seconds = 2.0 * m * n * k * copies * loss / (peak * share)
     moved = 2.0 * copies * (m * k + k * n + m * n)
     moved = np.where(attention, 0.0, moved)
     rate = get("memory_bytes_s") * constants.memory
-    scaled = np.where(low & (peak > peak16), QUANTISE_BYTES * copies * (m * k + k * n), 0.0)
+    scaled = np.where(low & (peak > peak16), QUANTISE_BYTES * copies * m * k * rows.product_scaled, 0.0)
     result: Array = np.maximum(seconds, moved / rate) + scaled / rate
     return result
 
@@ -132,8 +133,9 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     )
     overlap = (r["overlap"] > 0)[at][rows.message_segment]
     taken = r["taken"][at][rows.message_segment]
-    hidden = (rows.message_hidden > 0) & overlap
+    hidden = (rows.message_hidden > 0) & (overlap | (rows.message_hidden > 1))
     experts = rows.message_kind == KINDS.index("all_to_all")
+    hidden = hidden | (experts & overlap & (r["virtual"] > 1)[at][rows.message_segment])
     shown = sent * np.where(hidden, constants.exposed + taken * (1 - constants.exposed), 1.0)
     tensor = np.bincount(rows.message_segment, shown * ~experts, segments)
     dispatch = np.bincount(rows.message_segment, shown * experts, segments)

@@ -22,7 +22,9 @@ from hyperparallel.plan.strategy import DTYPES, Candidates
 
 FORWARD, BACKWARD, AGAIN, HEAD = range(4)
 
-PRODUCT_COLUMNS = tuple(f"product_{x}" for x in ("segment", "m", "n", "k", "copies", "attention", "low"))
+PRODUCT_COLUMNS = tuple(
+    f"product_{x}" for x in ("segment", "m", "n", "k", "copies", "attention", "low", "scaled", "grouped")
+)
 MESSAGE_COLUMNS = tuple(f"message_{x}" for x in ("segment", "kind", "bytes", "count", "hidden", "copies"))
 SEGMENT_COLUMNS = tuple(f"segment_{x}" for x in ("layers", "launches", "stream", "gather", "permuted"))
 
@@ -31,7 +33,7 @@ SEGMENT_COLUMNS = tuple(f"segment_{x}" for x in ("layers", "launches", "stream",
 class Rows:
     """The flat arrays. Columns named `segment` and `row` point into the tables of those.
 
-    product_*: one entry per product and row: m, n, k, copies, attention (0 or 1), low (0 or 1).
+    product_*: one entry per product and row: m, n, k, copies, attention, low, scaled, grouped (0 or 1).
     message_*: kind (position in `KINDS`), bytes, count, hidden, copies, and its group.
     segment_*: row, pass, layers (how many such layers the whole model has), launches, stream bytes, gathers
     (seconds are spent on parameters gathered by ZeRO-3: bytes per layer).
@@ -45,6 +47,8 @@ class Rows:
     product_copies: Array
     product_attention: Array
     product_low: Array
+    product_scaled: Array
+    product_grouped: Array
     message_segment: Array
     message_kind: Array
     message_bytes: Array
@@ -113,14 +117,16 @@ def flatten(
     def spread(value: Any) -> Array:
         return np.broadcast_to(np.asarray(value, float), (count,))
 
-    products: list[list[Any]] = [[] for _ in range(7)]
+    products: list[list[Any]] = [[] for _ in range(9)]
     messages: list[list[Any]] = [[] for _ in range(7)]
     axes = _groups(cluster, candidates)
     for index, segment in enumerate(segments):
         place = np.arange(count) + index * count
         for p in segment.work.products:
             for column, value in zip(
-                products, (place, p.m, p.n, p.k, p.copies, p.attention, p.low), strict=True
+                products,
+                (place, p.m, p.n, p.k, p.copies, p.attention, p.low, p.scaled, p.grouped),
+                strict=True,
             ):
                 column.append(spread(value))
         for m in segment.work.messages:

@@ -18,8 +18,10 @@ Value = Array | float
 class Product(NamedTuple):
     """`copies` matrix products m x n x k, each reading and writing 2-byte elements.
 
-    low: runs in the strategy's own number format (the weight products); otherwise in 16 bits. attention: part
-    of fused attention, priced with that kernel's efficiency."""
+    low: runs in the strategy's own number format (the weight products); otherwise in 16 bits. scaled: its
+    first operand is brought into that format for this product (weights are once a step, and the weight
+    gradient's operands for the products before). grouped: of experts, one
+    kernel over groups of rows of unequal length. attention: part of fused attention, priced with that kernel's efficiency."""
 
     m: Value
     n: Value
@@ -27,11 +29,14 @@ class Product(NamedTuple):
     copies: Value = 1.0
     low: bool = True
     attention: bool = False
+    scaled: bool = True
+    grouped: bool = False
 
 
 class Message(NamedTuple):
     """One collective over a parallel axis. num_bytes: of the whole tensor that is gathered, reduced or, for
-    an all-to-all or a send, of what one rank sends. hidden: may travel beside compute. copies: of an
+    an all-to-all or a send, of what one rank sends. hidden: may travel beside compute; 2 where any software
+    lets it (the sum of input gradients, beside the product that makes the weight gradient). copies: of an
     all-to-all, how many of the bytes are copies of one another: a bundle of ranks behind one link is sent
     them once."""
 
@@ -39,7 +44,7 @@ class Message(NamedTuple):
     axis: Literal["tp", "cp", "ep", "etp", "dp", "pp"]
     num_bytes: Value
     times: Value = 1.0
-    hidden: bool = False
+    hidden: int = 0
     copies: float = 1.0
 
 

@@ -21,6 +21,7 @@ from benchmarks.ranks import run_ranks
 from benchmarks.record import Sample, Spread, Table, across_ranks, interleave
 from benchmarks.shard import counting
 from benchmarks.shard.block import BlockSize, make_input
+from benchmarks.shard.dtensor import finish_gradients
 from benchmarks.shard.rows import HAND_WRITTEN, HAND_WRITTEN_INDUCTOR, ROWS, Row, Running, single
 
 NUM_RANKS = 2
@@ -34,6 +35,7 @@ class Finding:
     failure: str | None = None
     error: float | None = None
     traffic: counting.Traffic | None = None
+    unfinished: counting.Traffic | None = None
     samples: list[Sample] = dataclasses.field(default_factory=list)
 
 
@@ -79,7 +81,9 @@ def prepare(row: Row, size: BlockSize) -> tuple[Running | None, Finding]:
             require_no_fallback()
         if row.checked:
             finding.error = largest_error(running, size)
-        finding.traffic = counting.traffic(lambda: running.step(x_BSD), dist.get_world_size())
+        num_ranks, parameters = dist.get_world_size(), running.parameters
+        finding.traffic = counting.traffic(lambda: running.step(x_BSD), num_ranks)
+        finding.unfinished = counting.dispatched(lambda: finish_gradients(parameters), num_ranks)
     except Exception as error:  # a row may fail in any way; the table says how
         first_line = (str(error).strip() or "no message").splitlines()[0]
         finding.failure = f"{type(error).__name__}: {first_line}"[:160]
@@ -116,6 +120,15 @@ def measure_rows(
     return findings
 
 
+def note(finding: Finding) -> str:
+    """Collectives by kind, and those that the step leaves to whoever uses its gradients."""
+    assert finding.traffic is not None
+    left = finding.unfinished
+    if left is None or not left.total:
+        return finding.traffic.text()
+    return f"{finding.traffic.text()}; left to the optimizer: {left.text()}, {left.wire_bytes} bytes"
+
+
 def block_table(
     names: Sequence[str], size: BlockSize, rounds: int, steps: int
 ) -> tuple[Table, dict[str, object]]:
@@ -142,7 +155,7 @@ def block_table(
                 finding.traffic.total,
                 finding.traffic.wire_bytes,
                 finding.error,
-                "WRONG RESULT" if wrong else finding.traffic.text(),
+                "WRONG RESULT" if wrong else note(finding),
             )
         )
     title = f"One block, {size.name}, batch {size.batch}, heads {size.num_heads}, "
@@ -162,6 +175,8 @@ def block_table(
         "rank, mean of ranks; wall: the slower rank; per step, forward + backward",
         "Inductor rows are compared with hand-written + Inductor, all others with hand-written",
         "the local half-block computes half of the result and is not checked",
+        "left to the optimizer: collectives, neither counted nor timed, that bring gradients to the layouts "
+        "of their parameters, where a backward ends with sums pending or other cuts",
     )
     raw = {name: [dataclasses.astuple(s) for s in taken] for name, taken in merged.items()}
     return Table(title, columns, tuple(rows), notes), {size.name: raw}

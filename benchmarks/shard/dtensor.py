@@ -8,7 +8,7 @@ refuses a mix of DTensors and plain tensors; DTensor chooses all communication o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -58,6 +58,14 @@ class DTensorWeights(nn.Module):
         whole_BSD = DTensor.from_local(x_BSD, self.mesh, [Replicate()], run_check=False)
         loss: DTensor = self.model(whole_BSD)
         return loss.full_tensor()
+
+
+def finish_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Bring every gradient to its parameter's layout: a backward may leave it pending or cut otherwise."""
+    for parameter in parameters:
+        grad = parameter.grad
+        if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
+            parameter.grad = grad.redistribute(placements=parameter.placements)
 
 
 def whole_gradients(model: nn.Module) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ same program gets the same answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import highspy
@@ -28,20 +28,22 @@ class _Quiet(highspy.Highs):  # type: ignore[misc, unused-ignore]
 
 @dataclass
 class IntegerProgram:
-    """Minimise cost @ x subject to rows, 0 <= x <= 1; some columns integral."""
+    """Minimise cost @ x subject to rows, 0 <= x <= most (1 unless said); some columns integral."""
 
     costs: list[float] = field(default_factory=list)
     integral: list[bool] = field(default_factory=list)
+    most: list[float] = field(default_factory=list)
     row_starts: list[int] = field(default_factory=lambda: [0])
     indices: list[int] = field(default_factory=list)
     coefficients: list[float] = field(default_factory=list)
     lower: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
 
-    def column(self, cost: float = 0.0, integral: bool = False) -> int:
-        """Add a variable in [0, 1]; returns its index."""
+    def column(self, cost: float = 0.0, integral: bool = False, most: float = 1.0) -> int:
+        """Add a variable in [0, most]; returns its index."""
         self.costs.append(cost)
         self.integral.append(integral)
+        self.most.append(most)
         return len(self.costs) - 1
 
     def row(
@@ -53,6 +55,10 @@ class IntegerProgram:
             weights[index] = weights.get(index, 0.0) + 1.0
         for index in minus:
             weights[index] = weights.get(index, 0.0) - 1.0
+        self.weighted(weights, lower, upper)
+
+    def weighted(self, weights: Mapping[int, float], lower: float = 0.0, upper: float = 0.0) -> None:
+        """Add lower <= sum of weight * variable <= upper."""
         self.indices.extend(weights)
         self.coefficients.extend(weights.values())
         self.row_starts.append(len(self.indices))
@@ -90,7 +96,7 @@ class IntegerProgram:
         lp.num_col_, lp.num_row_ = num_columns, num_rows
         lp.col_cost_ = np.asarray(self.costs) * scale
         lp.col_lower_ = np.zeros(num_columns)
-        lp.col_upper_ = np.ones(num_columns)
+        lp.col_upper_ = np.asarray([highspy.kHighsInf if math.isinf(m) else m for m in self.most])
         lp.row_lower_ = np.asarray(self.lower)
         lp.row_upper_ = np.asarray([highspy.kHighsInf if math.isinf(u) else u for u in self.upper])
         lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise

@@ -13,10 +13,14 @@ from math import ceil
 from hyperparallel.plan.search.job import Job
 from hyperparallel.plan.strategy import Strategy
 
+ACTIONS = ("none", "alternate", "full", "offload")
+"""What is done with a layer's saved activations: kept, half or all recomputed, or moved to host memory until
+the backward."""
+
 
 @dataclass(frozen=True)
 class Split:
-    """Layers of every stage as (kind, recomputation): kind is a position in `Model.kinds`."""
+    """Layers of every stage as (kind, action): kind is a position in `Model.kinds`, action in `ACTIONS`."""
 
     stages: tuple[tuple[tuple[int, str], ...], ...]
 
@@ -32,7 +36,7 @@ class Split:
         """
         said: list[str] = []
         for stage in self.stages:
-            again = [f"{sum(r == x for _, r in stage)} {x}" for x in ("alternate", "full")]
+            again = [f"{sum(r == x for _, r in stage)} {x}" for x in ACTIONS[1:]]
             again = [text for text in again if not text.startswith("0 ")]
             said.append(f"{len(stage)}" + (f" ({', '.join(again)})" if again else ""))
         runs: list[tuple[str, int]] = []

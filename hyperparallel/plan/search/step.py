@@ -20,6 +20,7 @@ import numpy as np
 from hyperparallel.mpmd import Action, Message, schedule
 from hyperparallel.plan.cost.collectives import KINDS, collective_seconds
 from hyperparallel.plan.cost.constants import Constants
+from hyperparallel.plan.cost.memory import microbatches_held
 from hyperparallel.plan.cost.price import SegmentTimes, gradient_seconds, step_seconds
 from hyperparallel.plan.search.job import Job
 from hyperparallel.plan.search.pricing import Table
@@ -42,6 +43,8 @@ class Pass(NamedTuple):
     gather: float
     hidden: float
     hidden_gather: float
+    copy: float = 0.0
+    hidden_copy: float = 0.0
 
     def scaled(self, factor: float) -> Pass:
         return Pass._make(value * factor for value in self)
@@ -88,29 +91,64 @@ class Prices:
             max(float(t.gather[i] - t.fsdp[i]), 0.0),
         )
 
-    def forward(self, kind: int) -> Pass:
-        return self._pass(3 * kind, "none")
+    def forward(self, kind: int, action: str = "none") -> Pass:
+        """Of a layer whose saved activations are treated like that (`ACTIONS`)."""
+        return self._beside_copy(self._pass(3 * kind, "none"), action, 0)
 
-    def backward(self, kind: int) -> Pass:
-        return self._pass(3 * kind + 1, "none")
+    def backward(self, kind: int, action: str = "none") -> Pass:
+        """The same without what is computed again."""
+        return self._beside_copy(self._pass(3 * kind + 1, "none"), action, 1)
 
-    def again(self, kind: int, recompute: str) -> Pass:
+    def again(self, kind: int, action: str) -> Pass:
         """What is computed again in the backward."""
-        return NOTHING if recompute == "none" else self._pass(3 * kind + 2, recompute)
+        return NOTHING if action in ("none", "offload") else self._pass(3 * kind + 2, action)
+
+    def _beside_copy(self, one: Pass, action: str, way: int) -> Pass:
+        """With saved activations going to host memory (way 0) or coming back (1) beside the layer."""
+        if action != "offload":
+            return one
+        read, write = self.job.cluster.tier("host").contended()
+        seconds = self.saved_bytes("none") / (read if way else write)
+        shown = max(seconds - one.compute - one.tensor - one.experts, 0.0)
+        return one._replace(copy=shown, hidden_copy=seconds - shown)
 
     def head(self) -> Pass:
         """Head and loss, forward and backward."""
         count = 1.0 + self.job.model.mtp
         return self._pass(3 * len(self.job.model.kinds), "none").scaled(count)
 
-    def layer(self, kind: int, recompute: str) -> float:
+    def layer(self, kind: int, action: str) -> float:
         """All exposed seconds of a layer and microbatch."""
-        whole = self.forward(kind).plus(self.backward(kind)).plus(self.again(kind, recompute))
-        return whole.compute + whole.tensor + whole.experts + whole.gather
+        whole = self.forward(kind, action).plus(self.backward(kind, action)).plus(self.again(kind, action))
+        return whole.compute + whole.tensor + whole.experts + whole.gather + whole.copy
 
-    def saved_bytes(self, recompute: str) -> float:
-        """Kept from forward to backward by one layer, a mean over kinds."""
-        return float(self.table.rows.row["saved_bytes"][RECOMPUTE.index(recompute)])
+    def saved_bytes(self, action: str) -> float:
+        """Kept on the device from forward to backward by one layer, a mean over kinds."""
+        if action == "offload":
+            return 0.0
+        return float(self.table.rows.row["saved_bytes"][RECOMPUTE.index(action)])
+
+    def own_saved(self) -> float:
+        """As the strategy itself recomputes."""
+        return self.saved_bytes(self.strategy.recompute)
+
+    def in_flight(self) -> float:
+        """Microbatches whose activations the first stage holds."""
+        r = self.table.rows.row
+        held = microbatches_held(r["pp"], r["microbatches"], r["virtual"], r["schedule"])
+        return float(held[0])
+
+    def host_bytes(self) -> float:
+        """Of optimizer states in host memory."""
+        return float(self.table.memory().host[0])
+
+    def layer_state_bytes(self) -> float:
+        """Parameters, gradients and optimizer states on the device of one layer, a mean over layers."""
+        memory, r = self.table.memory(), self.row
+        held = float(memory.parameters[0] + memory.gradients[0] + memory.optimizer[0])
+        inside = r["params"] - r["embedding"] + r["expert_params"]
+        share = max(float(inside / (r["params"] + r["expert_params"])), 0.0)
+        return held * share * float(r["pp"] / r["layers"])
 
     def static_bytes(self) -> tuple[float, float]:
         """(states and overhead, working) of the fullest rank."""
@@ -252,9 +290,9 @@ class _Builder:
         whole, again = NOTHING, NOTHING
         for layer, recompute in layers:
             if kind == "F":
-                whole = whole.plus(self.prices.forward(layer))
+                whole = whole.plus(self.prices.forward(layer, recompute))
             else:
-                whole = whole.plus(self.prices.backward(layer).scaled(1.0 if kind == "B" else 0.5))
+                whole = whole.plus(self.prices.backward(layer, recompute).scaled(1.0 if kind == "B" else 0.5))
             if kind in "BI":
                 again = again.plus(self.prices.again(layer, recompute))
         return whole, again
@@ -267,6 +305,7 @@ class _Builder:
         for name, stream, seconds, what in (
             ("tp", "comm.tp", one.hidden, "tensor messages"),
             ("dp", "comm.dp", one.hidden_gather, "parameters gathered"),
+            ("host", "copy.host", one.hidden_copy, "host copy"),
         ):
             if seconds > 1e-9:
                 found.append(Piece(name, seconds, stream, what, before))
@@ -274,6 +313,7 @@ class _Builder:
             ("tp", "comm.tp", one.tensor, "tensor messages"),
             ("ep", "comm.ep", one.experts, "tokens to experts"),
             ("dp", "comm.dp", one.gather, "parameters gathered"),
+            ("host", "copy.host", one.copy, "host copy"),
         ):
             if seconds > 1e-9:
                 after = tuple(range(begin, len(found)))

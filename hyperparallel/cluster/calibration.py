@@ -9,6 +9,8 @@ for that number of ranks: four ranks on two cores each get half a core. They are
     memory           median of bytes per second over tensor sizes; each is in `source`
     collective       latency + bytes on the wire / bandwidth, over kinds, group sizes and tensor sizes
 
+    kernels          as timed, and so the two halves of a collective (`cluster/threads.py`)
+
 The peak is what the best shapes reach, not what the data sheet says, so `Gemm.peak` is 1. A rank has nothing
 that computes while it communicates: a collective holds nearly all its units. "host" is the same memory as
 "device", half of it each.
@@ -17,7 +19,7 @@ that computes while it communicates: a collective holds nearly all its units. "h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,7 @@ import numpy.typing as npt
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.device import Device, Gemm
 from hyperparallel.cluster.fabric import Fabric
+from hyperparallel.cluster.threads import Points, Threads
 from hyperparallel.cluster.tiers import Tier
 
 HELD = 0.99
@@ -45,12 +48,14 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of a group, timed: bytes that each member receives."""
+    """One collective of a group, timed: bytes that each member receives; core seconds of its own thread."""
 
     kind: str
     group: int
     wire_bytes: float
     seconds: float
+    start_core_s: float = 0.0
+    wait_core_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,9 @@ class Timings:
 
     matmuls: by number format. memory: (bytes read and written, seconds) of one elementwise op. launch_s: of
     an op on next to nothing. copy_bytes_s: of a tensor to other memory. disk_*: bytes per second of one rank
-    alone. memory_bytes, disk_bytes: what the machine has.
+    alone. memory_bytes, disk_bytes: what the machine has. cores: that the ranks share; slice_s: how long one
+    keeps its core while others want it. call_core_s: core seconds of an op that touches nothing. kernels: op
+    -> (work, core seconds); without any, ranks are not described as threads.
     """
 
     ranks: int
@@ -73,6 +80,10 @@ class Timings:
     disk_write_bytes_s: float
     memory_bytes: float
     disk_bytes: float
+    cores: int = 1
+    slice_s: float = 3e-3
+    call_core_s: float = 1e-6
+    kernels: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
 
 def describe(timings: Timings, measured_on: str) -> Cluster:
@@ -112,8 +123,37 @@ def _device(timings: Timings, source: str) -> Device:
         units=timings.threads,
         collective_units=HELD * timings.threads,
         gemm=Gemm(peak=1.0, tile_m=1, tile_n=1, half_k=half_k),
+        threads=_threads(timings, source) if timings.kernels else None,
         source=f"{source}; matrix products fit within {errors} (median)",
     )
+
+
+def _threads(timings: Timings, source: str) -> Threads:
+    halves: dict[str, dict[str, Points]] = {"start": {}, "wait": {}}
+    for half, found in halves.items():
+        points: dict[str, dict[float, float]] = {}
+        for row in timings.collectives:
+            seconds = max(getattr(row, f"{half}_core_s"), 1e-7)
+            points.setdefault(f"{row.kind} of {row.group}", {})[row.wire_bytes] = seconds
+        found.update({name: _points(known) for name, known in points.items()})
+    return Threads(
+        cores=timings.cores,
+        slice_s=_short(timings.slice_s),
+        call_s=_short(timings.call_core_s),
+        kernels={name: _points(dict(points)) for name, points in timings.kernels.items()},
+        starts=halves["start"],
+        waits=halves["wait"],
+        source=f"{source}, core seconds",
+    )
+
+
+def _points(known: Mapping[float, float]) -> Points:
+    return tuple((work, _short(known[work])) for work in sorted(known))
+
+
+def _short(seconds: float) -> float:
+    """Three digits: no timing is better than that."""
+    return float(f"{seconds:.3g}")
 
 
 def fit_peak(rows: Sequence[Matmul], launch_s: float, half_k: float) -> tuple[float, float]:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hyperparallel.cluster import bounds
+from hyperparallel.cluster.threads import Threads
 from hyperparallel.errors import ClusterError, nearest
 
 DTYPES = ("bf16", "fp16", "tf32", "fp32", "fp8", "mxfp8", "nvfp4", "mxfp4", "int8")
@@ -68,7 +69,8 @@ class Device:
     peak_flop_s: dense peak by number format (`DTYPES`). memory_bytes_s: of its own memory.
     launch_s: one small kernel, back to back, as part of a long queue. units: SMs, AI cores or CPU cores.
     collective_units: units that one collective takes at full link speed. comm_slowdown: factor (1.0 none)
-    by which compute becomes slower while a collective runs beside it. source: where the numbers come from.
+    by which compute becomes slower while a collective runs beside it. threads: of devices that are threads of
+    one machine, what their cores do. source: where the numbers come from.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Device:
     collective_units: float = 0.0
     comm_slowdown: float = 1.0
     gemm: Gemm = Gemm()
+    threads: Threads | None = None
     source: str = ""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

@@ -17,10 +17,13 @@ import yaml
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.device import Device, Gemm
 from hyperparallel.cluster.fabric import Fabric
+from hyperparallel.cluster.threads import Threads
 from hyperparallel.cluster.tiers import Tier
 from hyperparallel.errors import ClusterError, nearest
 
-_PARTS: dict[str, Any] = {"device": Device, "gemm": Gemm, "memory": Tier, "fabric": Fabric}
+_PARTS: dict[str, Any] = {
+    "device": Device, "gemm": Gemm, "threads": Threads, "memory": Tier, "fabric": Fabric
+}  # fmt: skip
 
 
 class _Dumper(yaml.SafeDumper):
@@ -36,7 +39,7 @@ def _float(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:float", text)
 
 
-def _size(dumper: yaml.SafeDumper, value: tuple[int, ...]) -> yaml.Node:
+def _size(dumper: yaml.SafeDumper, value: tuple[float, ...]) -> yaml.Node:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
 
 
@@ -140,6 +143,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, tuple):
-        flat = all(isinstance(inner, int) for inner in value)
+        flat = all(isinstance(inner, (int, float)) for inner in value)
         return value if flat else [_plain(inner) for inner in value]
     return value

@@ -2,8 +2,8 @@
 
 The nodes are run on tensors without memory, in program order, so every number is this rank's own, uneven
 pieces included. Products count as torch's FLOP counter does; an op's traffic is what it reads and writes.
-Views are free. A result's memory is taken when it is made and given back behind its last use; what is
-returned stays.
+Views are free where they do not copy. A result's memory is taken when it is made and given back behind its
+last use; what is returned stays.
 
 Leaves out what kernels keep in caches, and fused regions: they are listed by their ops.
 """
@@ -24,10 +24,11 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from hyperparallel.errors import CaptureError
 from hyperparallel.graph import communication
-from hyperparallel.graph.passes.local_op import unless_empty
+from hyperparallel.graph.passes.local_op import contiguous, unless_empty
 from hyperparallel.graph.passes.stages import split_stages
 from hyperparallel.graph.pipeline import Built
 from hyperparallel.graph.program import RankProgram
+from hyperparallel.graph.update_work import FUSED_ADAM, UpdateWork
 from hyperparallel.plan.simulate.program import Instruction
 from hyperparallel.shard.prices import MATMULS, VIEWS
 
@@ -79,13 +80,12 @@ def instructions(
 
 
 def step_instructions(
-    built: Built, rank: int, *, runs: int = 1, clip: bool = True, moments: int = 2
+    built: Built, rank: int, *, runs: int = 1, clip: bool = True, update: UpdateWork = FUSED_ADAM
 ) -> list[Instruction]:
     """A whole step of `TrainStep`: the joint program, several times for micro-batches, and the update.
 
-    built: for one micro-batch. runs: micro-batches. clip: whether the gradient norm is limited. moments:
-    tensors that the optimizer keeps per parameter (2 for Adam). Names are those of a traced step
-    (`runtime/tracing.py`).
+    built: for one micro-batch. runs: micro-batches. clip: whether the gradient norm is limited. update: what
+    the optimizer does with each parameter. Names are those of a traced step (`runtime/tracing.py`).
     """
     program = built.rank_program(rank, defer=runs > 1)
     parts = [instructions(program)] * runs
@@ -103,10 +103,13 @@ def step_instructions(
     stored = built.decisions.stored
     elements = sum(math.prod(stored[name].local_shape(rank)) for name in program.grads)
     itemsize = max((built.workload.values[v].itemsize for v in built.workload.grads.values()), default=4)
+    tensors = len(program.grads)
     if clip:  # read for the norm, read and written to scale
-        found.append(Instruction("clip", "clip", num_bytes=3.0 * elements * itemsize))
-    # Parameter and moments are read and written, the gradient is read.
-    found.append(Instruction("update", "update", num_bytes=(3.0 + 2.0 * moments) * elements * itemsize))
+        traffic = 3.0 * elements * itemsize
+        found.append(Instruction("clip", "clip", num_bytes=traffic, calls=max(1, 2 * tensors)))
+    traffic = float(update.accesses * elements * itemsize)
+    calls = max(1, update.calls * tensors)
+    found.append(Instruction("update", "update", num_bytes=traffic, calls=calls))
     return found
 
 
@@ -172,12 +175,15 @@ class _Sizes:
         if node.target in communication.STARTS or node.target is communication.wait:
             return {"dtype": _dtype(written)}
         called = _called(node)
-        if kind_of(called) == "view":
-            return {"dtype": _dtype(written)}
-        touched = sum(x.numel() * x.element_size() for x in (*read, *written))
+        known: dict[str, Any] = {"dtype": _dtype(written), "kernel": _kernel(called)}
+        if called is contiguous or kind_of(called) == "view":
+            if {*map(_storage, written)} <= {*map(_storage, read)}:
+                return known
+            known["kernel"] = "clone"
+        touched = sum(x.numel() * x.element_size() for x in (*_touched(called, read), *written))
         own = args[WRAPPED:] if node.target is unless_empty else args
         flops = _flops(called, own, kwargs, result)
-        return {"dtype": _dtype(written), "num_bytes": float(touched), "flops": flops}
+        return {**known, "num_bytes": float(touched), "flops": flops, "sizes": _product_sizes(called, read)}
 
     def _result(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         target: Any = node.target
@@ -213,6 +219,26 @@ class _Sizes:
             shape[split_dim] = split_sizes[member]
             shape[concat_dim] = sum(concat_sizes)
         return shape
+
+
+def _kernel(called: Any) -> str:
+    """The op's own name, without overload."""
+    if isinstance(called, torch._ops.OpOverload):
+        return called._schema.name.partition("::")[2]
+    return str(getattr(called, "__name__", ""))
+
+
+def _touched(called: Any, read: list[Tensor]) -> list[Tensor]:
+    """What an op reads; of a table the rows that it looks up are as many as it makes, and counted there."""
+    return read[1:] if called is torch.ops.aten.embedding.default else read
+
+
+def _product_sizes(called: Any, read: Sequence[Tensor]) -> tuple[int, ...]:
+    """m, n, k of a matrix product; () of others."""
+    if kind_of(called) != "matmul" or len(read) < 2 or min(x.dim() for x in read[-2:]) < 2:
+        return ()
+    left, right = read[-2:]
+    return (int(left.shape[-2]), int(right.shape[-1]), int(left.shape[-1]))
 
 
 def _flops(called: Any, args: Any, kwargs: Any, result: Any) -> float:

@@ -1,9 +1,10 @@
-"""Times this machine's CPU ranks: products, memory, kernel starts, collectives, disk.
+"""Times this machine's CPU ranks: products, memory, kernels, collectives, turns, disk.
 
 All ranks do the same thing at the same time. What a rank does by itself is timed in seconds of its thread, so
 that other work on the machine doesn't count, times the turns that ranks take where they have more threads
-than there are cores; collectives are timed by the clock, because they are waiting. A figure is the mean over
-ranks in the best of a few stretches. What is made of the timings stands in `cluster/calibration.py`.
+than there are cores; collectives are timed by the clock, because they are waiting, and their halves by the
+thread. A figure is the mean over ranks in the best of a few stretches. Kernels and the halves of collectives
+stay core seconds, without turns. What is made of the timings stands in `cluster/calibration.py`.
 
 CPU only: a machine with GPUs is described by a preset.
 """
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +26,7 @@ import torch.distributed as dist
 
 from hyperparallel.cluster.calibration import Collective, Matmul, Timings
 from hyperparallel.runtime import collectives
+from hyperparallel.runtime.calibrate_ops import COUNTS, kernels
 from hyperparallel.runtime.group import Group
 from hyperparallel.runtime.launch import launch
 from hyperparallel.runtime.session import Session
@@ -42,17 +45,24 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 
 @dataclass(frozen=True)
 class Work:
-    """What is timed: stretch_s and repeats per figure, and the sizes."""
+    """What is timed: seconds and repeats per figure (kernel_s for one kernel at one size), and the sizes."""
 
-    stretch_s: float = 0.08
+    stretch_s: float = 0.04
+    kernel_s: float = 0.008
     repeats: int = 3
+    counts: tuple[int, ...] = COUNTS
     shapes: tuple[tuple[int, int, int], ...] = SHAPES
     messages: tuple[int, ...] = MESSAGE_ELEMENTS
     disk_bytes: int = 128 << 20
 
 
-Key = tuple[str | int, ...]
-"""Names one figure: ("fp32", m, n, k), ("memory", elements), ("launch",), ("copy",)."""
+Key = tuple[str | float, ...]
+"""Names one figure: ("fp32", m, n, k), ("memory", elements), ("kernel", name, work), ("launch",), ("call",),
+("copy",)."""
+
+SPIN_S = 0.1
+GAP_S = 2e-4
+"""Longer between two looks at the clock means that another thread had the core."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,7 @@ class Found:
     threads: int
     stretches: dict[Key, list[float]]
     collectives: list[Collective]
+    slice_s: float = 0.0
 
 
 def measure(
@@ -72,7 +83,7 @@ def measure(
     work: Work | None = None,
     threads: int | None = None,
 ) -> Timings:
-    """Time this machine with `ranks` ranks; about sixty figures, half a minute.
+    """Time this machine with `ranks` ranks; about two hundred figures, half a minute.
 
     cores, memory_bytes: what the machine has. folder: the disk to time, in a file that is removed again.
     threads: per rank, by default the cores shared out. Raises `RunError` where ranks fail.
@@ -80,7 +91,8 @@ def measure(
     work = work or Work()
     found: list[Found] = launch(_measure, ranks, args=(work,), timeout=600, threads=threads)
     turns = max(1.0, ranks * found[0].threads / cores)
-    best = {key: turns * _best([one.stretches[key] for one in found]) for key in found[0].stretches}
+    alone = {key: _best([one.stretches[key] for one in found]) for key in found[0].stretches}
+    best = {key: turns * seconds for key, seconds in alone.items()}
     read, write = disk_rates(folder, work.disk_bytes)
     return Timings(
         ranks=ranks,
@@ -88,15 +100,36 @@ def measure(
         matmuls={name: [Matmul(m, n, k, best[name, m, n, k]) for m, n, k in work.shapes] for name in DTYPES},
         memory=[(3.0 * 4 * count, best["memory", count]) for count in MEMORY_ELEMENTS],
         launch_s=best[("launch",)],
-        collectives=[
-            replace(same[0], seconds=max(row.seconds for row in same))
-            for same in zip(*(one.collectives for one in found), strict=True)
-        ],
+        collectives=[_joined(same) for same in zip(*(one.collectives for one in found), strict=True)],
         copy_bytes_s=4 * MEMORY_ELEMENTS[-1] / best[("copy",)],
         disk_read_bytes_s=read,
         disk_write_bytes_s=write,
         memory_bytes=memory_bytes,
         disk_bytes=shutil.disk_usage(folder).free,
+        cores=cores,
+        slice_s=statistics.median(one.slice_s for one in found),
+        call_core_s=alone[("call",)],
+        kernels=_by_kernel(alone),
+    )
+
+
+def _by_kernel(seconds: Mapping[Key, float]) -> dict[str, list[tuple[float, float]]]:
+    """Kernel -> (work, core seconds)."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for key, value in seconds.items():
+        if key[0] == "kernel":
+            found.setdefault(str(key[1]), []).append((float(key[2]), value))
+    return found
+
+
+def _joined(same: Sequence[Collective]) -> Collective:
+    """One collective as its members timed it: the longest by the clock, the mean of their own work."""
+    took_part = [row for row in same if row.seconds > 0] or same
+    return replace(
+        same[0],
+        seconds=max(row.seconds for row in same),
+        start_core_s=statistics.fmean(row.start_core_s for row in took_part),
+        wait_core_s=statistics.fmean(row.wait_core_s for row in took_part),
     )
 
 
@@ -114,11 +147,15 @@ def _measure(session: Session, work: Work) -> Found:
         calls.update({(name, *shape): _product(shape, dtype) for shape in work.shapes})
     calls.update({("memory", count): _addition(count) for count in MEMORY_ELEMENTS})
     calls[("launch",)] = _addition(16)
+    calls[("call",)] = lambda: torch.ops.aten.view(source, [-1])
     source, target = torch.rand(MEMORY_ELEMENTS[-1]), torch.empty(MEMORY_ELEMENTS[-1])
     calls[("copy",)] = lambda: target.copy_(source)
     with torch.no_grad():
-        stretches = {key: _stretches(call, work) for key, call in calls.items()}
-        return Found(torch.get_num_threads(), stretches, list(_collectives(session, work)))
+        stretches = {key: _stretches(call, work.stretch_s, work) for key, call in calls.items()}
+        for name, amount, call in kernels(work.counts):
+            stretches["kernel", name, amount] = _stretches(call, work.kernel_s, work)
+        slice_s = _turn()
+        return Found(torch.get_num_threads(), stretches, list(_collectives(session, work)), slice_s)
 
 
 def _product(shape: tuple[int, int, int], dtype: torch.dtype) -> Callable[[], object]:
@@ -132,14 +169,28 @@ def _addition(count: int) -> Callable[[], object]:
     return lambda: torch.add(a, b)
 
 
-def _stretches(call: Callable[[], object], work: Work) -> list[float]:
+def _turn() -> float:
+    """Seconds that a thread kept its core while all ranks wanted one: median over its turns."""
+    dist.barrier()
+    turns: list[float] = []
+    begin = turn = last = time.perf_counter()
+    while last - begin < SPIN_S:
+        now = time.perf_counter()
+        if now - last > GAP_S:
+            turns.append(last - turn)
+            turn = now
+        last = now
+    return statistics.median(turns) if turns else SPIN_S
+
+
+def _stretches(call: Callable[[], object], stretch_s: float, work: Work) -> list[float]:
     """Seconds of this thread per call in each of `repeats` stretches, which all ranks begin together."""
     call()
     found = []
     for _ in range(work.repeats):
         dist.barrier()
         begin, calls, elapsed = time.thread_time(), 0, 0.0
-        while elapsed < work.stretch_s or calls < 3:
+        while elapsed < stretch_s or calls < 3:
             call()
             calls += 1
             elapsed = time.thread_time() - begin
@@ -162,38 +213,54 @@ def _collectives(session: Session, work: Work) -> Iterator[Collective]:
         for kind in KINDS:
             for count in work.messages:
                 wire = 4.0 * count * (size - 1) / size * (2 if kind == "all_reduce" else 1)
-                yield Collective(kind, size, wire, _collective(kind, count, group, work))
+                yield Collective(kind, size, wire, *_collective(kind, count, group, work))
 
 
-def _collective(kind: str, count: int, group: Group | None, work: Work) -> float:
-    """Seconds per collective; all members make the same number of calls, or they would wait for ever."""
-    call: Callable[[], object] = _transfer(kind, count, group) if group else (lambda: None)
+def _collective(kind: str, count: int, group: Group | None, work: Work) -> tuple[float, float, float]:
+    """Seconds per collective, and this thread's own in its start and its wait.
+
+    All members make the same number of calls, or they would wait for ever.
+    """
+    start: Start = _transfer(kind, count, group) if group else (lambda: None)
     longest = torch.zeros(1)
     for _ in range(3):  # the first touches new memory
         begin = time.perf_counter()
-        call()
+        _both(start)
         longest[0] = time.perf_counter() - begin
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     calls = max(3, min(2000, int(work.stretch_s / float(longest))))
-    best = float("inf")
+    found = []
     for _ in range(work.repeats):
         dist.barrier()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call()
-        best = min(best, (time.perf_counter() - begin) / calls)
-    return best if group else 0.0
+        begin, halves = time.perf_counter(), [_both(start) for _ in range(calls)]
+        elapsed = (time.perf_counter() - begin) / calls
+        found.append((elapsed, *(sum(half) / calls for half in zip(*halves, strict=True))))
+    elapsed, starting, waiting = (min(column) for column in zip(*found, strict=True))
+    return (elapsed, starting, waiting) if group else (0.0, 0.0, 0.0)
 
 
-def _transfer(kind: str, count: int, group: Group) -> Callable[[], object]:
+Start = Callable[[], collectives.Pending | None]
+
+
+def _both(start: Start) -> tuple[float, float]:
+    """Start and wait; this thread's seconds in each."""
+    before = time.thread_time()
+    pending = start()
+    between = time.thread_time()
+    if pending is not None:
+        collectives.wait(pending)
+    return between - before, time.thread_time() - between
+
+
+def _transfer(kind: str, count: int, group: Group) -> Start:
     share = [count // group.size] * group.size
     x = torch.rand(sum(share))
     if kind == "all_reduce":
-        return lambda: collectives.wait(collectives.all_reduce_start(x, "sum", group))
+        return lambda: collectives.all_reduce_start(x, "sum", group)
     if kind == "all_gather":
         piece = x[: share[0]].clone()
-        return lambda: collectives.wait(collectives.all_gather_start(piece, 0, share, group))
-    return lambda: collectives.wait(collectives.reduce_scatter_start(x, 0, share, "sum", group))
+        return lambda: collectives.all_gather_start(piece, 0, share, group)
+    return lambda: collectives.reduce_scatter_start(x, 0, share, "sum", group)
 
 
 def disk_rates(folder: Path, num_bytes: int) -> tuple[float, float]:

@@ -11,7 +11,8 @@ from hyperparallel.runtime import calibrate
 
 
 def work(**sizes: object) -> calibrate.Work:
-    few: dict[str, object] = {"shapes": ((64, 64, 64), (64, 64, 256)), "messages": (240, 24_000), **sizes}
+    few: dict[str, object] = {"shapes": ((64, 64, 64), (64, 64, 256)), "messages": (240, 24_000)}
+    few |= {"counts": (1024,), "kernel_s": 0.0005, **sizes}
     return calibrate.Work(stretch_s=0.002, repeats=2, disk_bytes=1 << 20, **few)  # type: ignore[arg-type]
 
 
@@ -41,7 +42,7 @@ def test_wire_bytes_count_what_a_member_receives(tmp_path: Path) -> None:
 def test_ranks_that_take_turns_are_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four ranks of one thread on two cores get half a core each, whatever their own clocks say."""
     keys = [(name, 64, 64, 64) for name in calibrate.DTYPES]
-    keys += [("memory", count) for count in calibrate.MEMORY_ELEMENTS] + [("launch",), ("copy",)]
+    keys += [("memory", count) for count in calibrate.MEMORY_ELEMENTS] + [("launch",), ("call",), ("copy",)]
     one = calibrate.Found(1, {key: [1e-3, 2e-3] for key in keys}, [])
     monkeypatch.setattr(calibrate, "launch", lambda *args, **options: [one] * 4)
     for cores, seconds in ((2, 2e-3), (4, 1e-3), (64, 1e-3)):

@@ -1,5 +1,6 @@
 """A step on a clock: tasks in, a timeline out; traces that a browser shows and that can be compared."""
 
+from hyperparallel.plan.simulate.cluster_prices import ClusterPrices, ThreadPrices, step_timeline
 from hyperparallel.plan.simulate.compare import Comparison, Row, compare
 from hyperparallel.plan.simulate.engine import simulate
 from hyperparallel.plan.simulate.pipeline import Piece, Pieces, pipeline_tasks
@@ -13,6 +14,7 @@ from hyperparallel.plan.simulate.trace import (
 )
 
 __all__ = [
+    "ClusterPrices",
     "Comparison",
     "Piece",
     "Pieces",
@@ -21,12 +23,14 @@ __all__ = [
     "Sample",
     "Span",
     "Task",
+    "ThreadPrices",
     "Timeline",
     "compare",
     "from_chrome_trace",
     "pipeline_tasks",
     "read_trace",
     "simulate",
+    "step_timeline",
     "to_chrome_trace",
     "write_trace",
 ]

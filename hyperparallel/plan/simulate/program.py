@@ -30,7 +30,8 @@ class Instruction:
     kind: of an op what it is grouped under ("matmul", "elementwise"), of a collective its own. needs:
     positions of the instructions whose results it reads; a wait's first is its start. flops, num_bytes:
     arithmetic and memory traffic of an op, bytes received of a start. axes: mesh axes of a start.
-    alloc_bytes, free_bytes: of tensors that it makes, and that die with it.
+    alloc_bytes, free_bytes: of tensors that it makes, and that die with it. kernel: the op's own name; calls:
+    how many equal ones it stands for; sizes: m, n, k of a matrix product.
     """
 
     name: str
@@ -43,6 +44,9 @@ class Instruction:
     dtype: str = "float32"
     alloc_bytes: float = 0.0
     free_bytes: float = 0.0
+    kernel: str = ""
+    calls: int = 1
+    sizes: tuple[int, ...] = ()
 
     @property
     def stream(self) -> str:
@@ -100,7 +104,7 @@ def program_tasks(
     `members` all others, are taken to be there in time. All programs have the same collectives in the
     same order. Raises `PlanError` where they do not.
     """
-    _check_alike(programs)
+    check_alike(programs)
     positions: dict[int, list[int]] = {}
     count = 0
     for rank, program in programs.items():
@@ -136,7 +140,8 @@ def program_tasks(
     return tasks
 
 
-def _check_alike(programs: Mapping[int, Sequence[Instruction]]) -> None:
+def check_alike(programs: Mapping[int, Sequence[Instruction]]) -> None:
+    """Raise `PlanError` where ranks do not have the same collectives in the same order."""
     first: list[tuple[str, Axes]] | None = None
     for rank, program in programs.items():
         collectives = [(one.kind, one.axes) for one in program if one.role == "start"]

@@ -61,11 +61,14 @@ def cheapest(task: Task) -> list[Way]:
             tried[dims] = found
     # What must still come is at least this; the most promising first, so that most need no exact price.
     piece, at_least = task.traffic.lengths(task.dst), task.traffic.at_least
-    bound = {dims: price + at_least(dims, piece) for dims, (price, *_) in tried.items()}
+    bound = {
+        dims: (price + at_least(dims, piece), num_steps + (dims != task.dst))
+        for dims, (price, num_steps, _) in tried.items()
+    }
     best: list[Way] = []
-    least = (math.inf, 0)
+    least: tuple[float, float] = (math.inf, math.inf)
     for dims in sorted(tried, key=bound.__getitem__):
-        if bound[dims] > least[0]:
+        if bound[dims] >= least:
             break
         price, _, steps = tried[dims]
         rest, last = _cut(task, dims)

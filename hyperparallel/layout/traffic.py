@@ -115,12 +115,12 @@ class Traffic:
                 overlap *= min(self._lengths_of(whole, gone))
             else:
                 overlap *= length
-            moves |= any(axis in after for axis in gone) or any(axis in before for axis in come)
+            moves = moves or not (after.isdisjoint(gone) and before.isdisjoint(come))
         if apart:
             return wanted
         if not moves:
             return wanted - overlap
-        for index in (1, self.sizes[moved] - 1) if moved else ():
+        for index in {1, self.sizes[moved] - 1} if moved else ():
             if self._received(src, dst, {moved: index}) == wanted:
                 return wanted
         return None

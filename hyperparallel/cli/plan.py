@@ -1,4 +1,8 @@
-"""`hyperparallel plan`: derive a plan without devices, print it, save it."""
+"""`hyperparallel plan`: the best plans of a model on a machine, or what a plan makes of a recipe.
+
+With `--cluster` the planner searches all strategies (`cli/planning.py`); otherwise the distributed program of
+a recipe or module is derived for a given mesh. Neither needs a device.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,17 @@ from typing import Annotated
 
 import typer
 
-from hyperparallel.cli.options import Fields, MeshText, Model, PlanFile
+from hyperparallel.cli.options import Fields, MeshText, PlanFile
+
+MODEL_HELP = (
+    "With --cluster a model preset or a Hugging Face config.json (or its folder); else a recipe, such a "
+    "folder, or module:function."
+)
+SEARCH = "Search for the best plan"
 
 
 def plan(
-    model: Model,
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     fields: Fields = None,
     mesh: MeshText = None,
     plan: PlanFile = None,
@@ -20,8 +30,63 @@ def plan(
         typer.Option(help="Write what was derived (.json), or only what was declared (.yaml)."),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page that shows the plan.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Machine to plan for: a preset or a cluster file.", rich_help_panel=SEARCH),
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(help="Devices of that machine.", rich_help_panel=SEARCH)
+    ] = None,
+    seq: Annotated[int | None, typer.Option(help="Tokens of a sample.", rich_help_panel=SEARCH)] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Samples of a step, over all devices.", rich_help_panel=SEARCH)
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="time, memory, or cost (device seconds a step).", rich_help_panel=SEARCH)
+    ] = "time",
+    dtype: Annotated[
+        str, typer.Option(help="Format of the matrix products.", rich_help_panel=SEARCH)
+    ] = "bf16",
+    top: Annotated[int, typer.Option(min=1, help="Plans to show.", rich_help_panel=SEARCH)] = 5,
+    runnable: Annotated[
+        bool, typer.Option("--runnable", help="Only what the executor runs today.", rich_help_panel=SEARCH)
+    ] = False,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write all numbers.", rich_help_panel=SEARCH)
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write the simulated step as a Chrome trace.", rich_help_panel=SEARCH),
+    ] = None,
 ) -> None:
-    """Derive the distributed program of a model and say what it communicates; no device needed."""
+    """Find the best plan of a model on a machine (--cluster), or derive the program of a given one."""
+    from hyperparallel.errors import UserError
+
+    if cluster is not None:
+        for name, given in (("--mesh", mesh), ("--plan", plan), ("KEY=VALUE", fields)):
+            if given:
+                raise UserError(name, given, "no --cluster, which searches for the mesh itself")
+        from hyperparallel.cli.planning import Wanted, run_planner
+
+        wanted = Wanted(model, cluster, devices, seq, global_batch, objective, dtype, top, runnable)
+        run_planner(wanted, save, html, as_json, trace)
+        return
+    for name, value in (("--devices", devices), ("--seq", seq), ("--global-batch", global_batch),
+                        ("--json", as_json), ("--trace", trace)):  # fmt: skip
+        if value is not None:
+            raise UserError(name, str(value), "with --cluster only", f"--cluster h100 {name} {value}")
+    _derive(model, fields, mesh, plan, save, html)
+
+
+def _derive(
+    model: str,
+    fields: list[str] | None,
+    mesh: str | None,
+    plan: Path | None,
+    save: Path | None,
+    html: Path | None,
+) -> None:
+    """Derive a plan, print it and write the files that were asked for."""
     from hyperparallel.cli.request import derive_request, read_request, write_text
     from hyperparallel.cli.tables import print_derived
     from hyperparallel.errors import UserError

@@ -113,12 +113,23 @@ def _case(
         dtype=precision,
     )
     model = _model(base, row["Model"])
+    cluster = _cluster(SYSTEMS[row["System"]], devices)
+    if 6 * model.params() / (tp * pp * number["EP"]) > cluster.capacity_bytes:  # the column FSDP is missing
+        strategy = replace(strategy, zero=3)
     tokens = float(values["Tokens / sec / GPU"])
     batch = number["GBS"]
-    cluster = _cluster(SYSTEMS[row["System"]], devices)
     seconds = batch * seq / (tokens * devices)
     return Case(
-        TABLE, f"Megatron-Bridge {row['container']}", name, model, cluster, seq, batch, strategy, seconds
+        TABLE,
+        f"Megatron-Bridge {row['container']}",
+        name,
+        model,
+        cluster,
+        seq,
+        batch,
+        strategy,
+        seconds,
+        recompute_unknown=True,
     )
 
 

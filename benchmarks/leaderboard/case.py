@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.cost.memory import memory_of
 from hyperparallel.plan.cost.price import step_seconds
 from hyperparallel.plan.cost.rows import Rows
-from hyperparallel.plan.strategy import Candidates, Strategy
+from hyperparallel.plan.strategy import RECOMPUTE, Candidates, Strategy
 from hyperparallel.workload.model import Model
 
 Array = npt.NDArray[np.float64]
@@ -26,7 +26,8 @@ class Case:
     planner would choose among (same model and devices), "" for none. whole_step: False where forward and
     backward of the layers alone were timed. choices: other strategies that the row may have run, where it
     leaves out a part of it and its authors say that they tuned it; the fastest that fits is taken.
-    memory_bytes: measured peak, 0 for none."""
+    memory_bytes: measured peak, 0 for none. recompute_unknown: the table does not say what is recomputed;
+    whether the run fits is then asked of every kind."""
 
     table: str
     source: str
@@ -41,6 +42,7 @@ class Case:
     whole_step: bool = True
     choices: tuple[Strategy, ...] = ()
     memory_bytes: float = 0.0
+    recompute_unknown: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,24 @@ def priced(cases: Sequence[Case]) -> Priced:
     place = np.array(owner)
     capacity = np.array([cases[i].cluster.capacity_bytes for i in owner])
     memory = memory_of(rows).total
+    for index, case in enumerate(cases):
+        if case.recompute_unknown:
+            memory[place == index] = _least_memory(case, float(memory[place == index][0]))
     only = np.array([not cases[i].choices for i in owner])
     fits = only | (memory <= capacity)
     found = np.zeros(len(cases), bool)
     np.logical_or.at(found, place, fits)
     fits |= ~found[place]  # none fits: any may have run
     return Priced(rows, place, fits, memory, np.array([cases[i].whole_step for i in owner]))
+
+
+def _least_memory(case: Case, without: float) -> float:
+    """Bytes that the case needs: without recomputation where that fits, else by what needs least."""
+    if without <= case.cluster.capacity_bytes:
+        return without
+    kinds = Candidates.of(replace(case.strategy, recompute=kind) for kind in RECOMPUTE)  # type: ignore[arg-type]
+    rows = rows_of(case.model, case.cluster, case.seq, float(case.batch), kinds)
+    return float(memory_of(rows).total.min())
 
 
 def seconds_of(cases: Iterable[Case]) -> Array:

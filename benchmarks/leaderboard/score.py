@@ -55,7 +55,7 @@ def calibrated(cases: Sequence[Case], predicted: Array, factors: Mapping[str, fl
     """Predictions times the factor of their source; of a source without one its first row gives it, and
     becomes NaN, for it is not scored."""
     own = dict(factors)
-    result = predicted.copy()
+    result = np.array(predicted)
     for index, case in enumerate(cases):
         if case.source not in own:
             own[case.source] = case.seconds / predicted[index]
@@ -108,7 +108,7 @@ def held_out(
         factors = calibration(cases, measured / predicted, ~mask)
         raw[mask] = predicted[mask]
         chosen = np.flatnonzero(mask)
-        fixed[mask] = calibrated([cases[i] for i in chosen], predicted[mask], factors)
+        fixed[mask] = calibrated([cases[i] for i in chosen.tolist()], predicted[mask], factors)
     return raw, fixed
 
 

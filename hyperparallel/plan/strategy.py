@@ -34,9 +34,10 @@ class Strategy:
     backward ("selective": the attention core, "alternate": every other weight product). schedule: of the
     pipeline. dtype: of the matrix products; the parameters' own copy is 16-bit and the optimizer's 32-bit.
     offload: the share of optimizer states kept in host memory. flash: fused kernels, so that attention keeps
-    no scores and the loss makes few passes. overlap: gradients and parameters of the data axis travel while
+    no scores. overlap: gradients and parameters of the data axis travel while
     other layers compute, and tensor-parallel messages beside matrix products. graph: kernels are started from
     a recorded program, not one by one from Python. order: of the axes over the devices, innermost first.
+    fused_loss: the cross entropy reads its logits once and overwrites them with their gradient.
 
     >>> Strategy(tp=2, dp=4).devices
     8
@@ -60,6 +61,7 @@ class Strategy:
     overlap: bool = True
     graph: bool = True
     order: Literal["tp-cp-dp-pp", "tp-cp-pp-dp"] = "tp-cp-dp-pp"
+    fused_loss: bool = True
 
     def __post_init__(self) -> None:
         for name in ("tp", "cp", "pp", "dp", "ep", "etp", "virtual", "microbatch"):
@@ -123,6 +125,7 @@ class Candidates:
     overlap: Array
     graph: Array
     order: Array
+    fused_loss: Array
 
     def __init__(self, **columns: Any) -> None:
         defaults = asdict(Strategy())
@@ -148,7 +151,7 @@ class Candidates:
             names = _NAMES.get(field.name)
             if names is not None:
                 values[field.name] = names[int(value)]
-            elif field.name in ("sp", "flash", "overlap", "graph"):
+            elif field.name in ("sp", "flash", "overlap", "graph", "fused_loss"):
                 values[field.name] = bool(value)
             else:
                 values[field.name] = float(value) if field.name == "offload" else int(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hyperparallel.cluster.cluster import Cluster
-from hyperparallel.plan.cost.layer import layer_work
+from hyperparallel.plan.cost.layer import KEPT_BYTES, layer_work
 from hyperparallel.plan.cost.rows import AGAIN, BACKWARD, FORWARD, HEAD, Rows, Segment, flatten
 from hyperparallel.plan.cost.work import Value, Work
 from hyperparallel.plan.strategy import Candidates
@@ -15,8 +15,18 @@ OPTIMIZER_BYTES = 30.0
 """Read and written by Adam for one parameter: a 4-byte gradient, 4-byte master, two 4-byte moments each read
 and written, a 2-byte copy written."""
 
-LOSS_BYTES, UNFUSED_LOSS_BYTES = 40.0, 80.0
-"""For one logit, forward and backward: written in 16 bits, read and written in 32 by the softmax and loss."""
+LOSS_BYTES, UNFUSED_LOSS_BYTES = 24.0, 100.0
+"""For one logit, forward and backward: a fused loss reads it twice and writes it once, apart from the
+products; else about a dozen passes in 32 bits (cast, maximum, shift, exponential, sum, gradient)."""
+
+
+LOGIT_BYTES, UNFUSED_LOGIT_BYTES = 6.0, 14.0
+"""Alive for one logit: 16 and 32 bits; else also its logarithmic softmax and gradient in 32 bits."""
+
+
+TP_COPIES = 3.0
+"""Whole-width tensors alive while a tensor-parallel layer runs backward: its gathered input, the gradient
+before it is scattered, and the same of the layer's other half."""
 
 
 def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candidates: Candidates) -> Rows:
@@ -30,7 +40,9 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
     expert_params: Value = 0.0
     saved: Value = 0.0
     whole_bytes: Value = 0.0
-    gathered = c.zero == 3
+    microbatches = np.maximum(np.asarray(global_batch) / (c.dp * c.microbatch), 1.0)
+    # Pipelines keep what they gathered for the whole step: their microbatches are small and many.
+    gathered = (c.zero == 3) / np.where(c.pp > 1, microbatches, 1.0)
     for layer, count in model.kinds:
         work = layer_work(layer, model, seq, c)
         whole = 2.0 * (work.params + work.expert_params) * gathered
@@ -52,15 +64,17 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
     tokens = c.microbatch * seq / c.cp
     row: dict[str, Value] = {
         "layers": float(model.num_layers + model.mtp),
-        "microbatches": np.maximum(np.asarray(global_batch) / (c.dp * c.microbatch), 1.0),
+        "microbatches": microbatches,
         "params": params / c.pp + model.embedding_params / c.tp,
         "embedding": float(model.embedding_params + model.head_params) / c.tp,
         "expert_params": expert_params / c.pp,
         "boundary_bytes": 2.0 * tokens * model.hidden / c.tp,
         "saved_bytes": saved / model.num_layers,
-        "whole_bytes": whole_bytes,
+        "whole_bytes": 2.0 * whole_bytes + np.where(c.tp > 1, TP_COPIES * 2.0 * tokens * model.hidden, 0.0),
         "logits": tokens * model.vocab / c.tp,
         "offload": c.offload,
+        "gradient_bytes": np.where(KEPT_BYTES[c.dtype.astype(int)] < 2.0, 2.0, 4.0),
+        "logit_bytes": np.where(c.fused_loss > 0, LOGIT_BYTES, UNFUSED_LOGIT_BYTES),
         "tokens": np.asarray(global_batch) * float(seq),
     }
     return flatten(segments, c, cluster, row)
@@ -75,6 +89,6 @@ def _head(model: Model, seq: int, c: Candidates) -> Work:
         work.product(tokens, part, model.hidden, low=False)
         work.product(tokens, model.hidden, part, low=False)
         work.product(part, model.hidden, tokens, low=False)
-        work.stream(np.where(c.flash > 0, LOSS_BYTES, UNFUSED_LOSS_BYTES) * tokens * part, 12.0)
+        work.stream(np.where(c.fused_loss > 0, LOSS_BYTES, UNFUSED_LOSS_BYTES) * tokens * part, 12.0)
         work.stream(20.0 * tokens * model.hidden, 8.0)
     return work

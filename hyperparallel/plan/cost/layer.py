@@ -24,16 +24,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from hyperparallel.plan.cost.work import LayerWork, Message, Value, Work
-from hyperparallel.plan.strategy import RECOMPUTE, Candidates
+from hyperparallel.plan.strategy import DTYPES, RECOMPUTE, Candidates
 from hyperparallel.workload.linear import Linear
 from hyperparallel.workload.mlp import Mlp, Moe
 from hyperparallel.workload.model import Attention, Layer, Model, StateSpace
 
-BACKWARD_STREAM = 1.6
+BACKWARD_STREAM, SCORES_BACKWARD = 1.6, 1.25
+"""Bytes moved backward for one forward, by pointwise work and by softmax and dropout on explicit scores
+(forward 4 and 5 for a score: read, write, mask; backward 6 and 5)."""
+
 SCAN_SLOWER = 6.0
 """Chunked scans against fused attention, FLOP for FLOP: they are as fast at 2,048 tokens (arXiv:2405.21060,
 figure 10) with about a sixth of the work."""
 
+KEPT_BYTES = np.array([{"mxfp8": 1.03125, "nvfp4": 0.5625}.get(dtype, 2.0) for dtype in DTYPES])
 SELECTIVE, ALTERNATE, FULL = (RECOMPUTE.index(x) for x in ("selective", "alternate", "full"))
 
 
@@ -49,6 +53,9 @@ class _Sizes:
     """Ranks over which the residual stream is cut: tp with sequence parallelism, else 1."""
     candidates: Candidates
     dropout: bool
+    kept_bytes: Value
+    """Of an element of a product's input that is kept for the weight gradient: block-scaled formats keep it
+    as they quantised it, with its scales."""
 
 
 def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> LayerWork:
@@ -58,7 +65,8 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
     """
     c = candidates
     shared = np.where(c.sp > 0, c.tp, 1.0)
-    at = _Sizes(model.hidden, seq, c.microbatch * seq / c.cp, c.tp, shared, c, model.dropout > 0)
+    at = _Sizes(model.hidden, seq, c.microbatch * seq / c.cp, c.tp, shared, c, model.dropout > 0,
+                KEPT_BYTES[np.asarray(c.dtype, int)])  # fmt: skip
     forward, core = Work(), Work()
     parts = [part for part in (layer.attention, layer.cross, layer.mlp) if part is not None]
     saved: Value = 0.0
@@ -135,7 +143,7 @@ def _products(linears: Sequence[Linear], work: Work, at: _Sizes) -> Value:
         inputs = linear.inputs / (at.tp if linear.cut == "in" else 1.0)
         work.product(rows, outputs / (at.tp if linear.cut == "out" else 1.0), inputs)
         whole = inputs if linear.cut == "in" else linear.inputs / at.shared
-        saved = saved + 2.0 * rows * whole
+        saved = saved + at.kept_bytes * rows * whole
     return saved
 
 
@@ -159,7 +167,7 @@ def _experts(moe: Moe, work: Work, at: _Sizes) -> Value:
         work.product(
             rows, outputs / (c.etp if linear.cut == "out" else 1.0), inputs, copies=local, grouped=True
         )
-        saved = saved + 2.0 * rows * local * inputs
+        saved = saved + at.kept_bytes * rows * local * inputs
     elements = routed * moe.width
     work.stream(elements * (6.0 if moe.gated else 4.0))
     work.permuted_bytes = work.permuted_bytes + routed * size * 2.0 * 4.0  # there and back, read and written
@@ -193,7 +201,7 @@ def _core(part: Attention | StateSpace, work: Work, at: _Sizes) -> tuple[Value, 
         work.product(rows, n, k, copies=many * flash, low=False, attention=True)
         work.product(rows, n, k, copies=many * ~flash, low=False)
     scores = at.tokens * heads * square
-    each = 8.0 + (5.0 if at.dropout else 0.0)
+    each = 4.0 + (5.0 if at.dropout else 0.0)
     work.stream(np.where(flash, 0.0, scores * each))
     wide = part.heads * (part.head_dim + part.value_dim) / at.tp
     narrow = part.kv_heads * (part.head_dim + part.value_dim) / np.minimum(at.tp, part.kv_heads)
@@ -237,7 +245,7 @@ def _core_backward(core: Work, c: Candidates) -> Work:
     for p in core.products:
         work.product(p.m, p.n, p.k, copies=p.copies * (2.5 if p.attention else 2.0), low=False)
         work.products[-1] = work.products[-1]._replace(attention=p.attention)
-    work.stream(core.stream_bytes * BACKWARD_STREAM, 2.0)
+    work.stream(core.stream_bytes * np.where(c.flash > 0, BACKWARD_STREAM, SCORES_BACKWARD), 2.0)
     work.messages += [m._replace(times=m.times * 2.0) for m in core.messages]
     return work
 

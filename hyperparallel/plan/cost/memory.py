@@ -7,13 +7,15 @@ v chunks a stage it keeps, in units of the activations of one microbatch in its 
     GPipe               m                 (Korthikanti et al. 2022, section 4.2.3)
 
     parameters   2 bytes for each element held (`param_bytes`); ZeRO-3 cuts them over the data axis and holds
-                 `GATHERED_LAYERS` whole layers in 16 bits
-    gradients    4 bytes (fp32 accumulation), cut by ZeRO-2 and 3
+                 `GATHERED_LAYERS` whole layers in 16 bits. With a pipeline it gathers them once a step and
+                 reduces gradients at its end, so both are whole meanwhile
+    gradients    4 bytes (fp32 accumulation), 2 in block-scaled formats, whose recipes accumulate in bf16; cut
+                 by ZeRO-2 and 3
     optimizer    12 bytes: a 32-bit copy and two moments; cut by ZeRO-1 and up; the share `offload` is in
                  host memory
     activations  what `layer.py` says is saved, times the microbatches above
-    working      the layer that is computed again or runs backward, and the logits and their gradient on the
-                 last stage where that is also the first
+    working      the layer that is computed again or runs backward with its gradients, or the logits and
+                 theirs on the last stage where that is also the first
     overhead     context, communication buffers, workspaces: `OVERHEAD_BYTES`
 
 Left out: fragmentation beyond the overhead, uneven experts.
@@ -29,11 +31,8 @@ from hyperparallel.plan.cost.rows import Rows
 from hyperparallel.plan.cost.work import Array
 from hyperparallel.plan.strategy import SCHEDULES
 
-PARAM_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2.0, 4.0, 12.0
+PARAM_BYTES, OPTIMIZER_BYTES = 2.0, 12.0
 GATHERED_LAYERS = 2.0
-LOGIT_BYTES = 10.0
-"""A logit in 16 bits, in 32 bits, and the 32-bit gradient, alive together when the loss is differentiated."""
-
 OVERHEAD_BYTES = 2.5e9
 GPIPE = SCHEDULES.index("gpipe")
 
@@ -71,9 +70,10 @@ def memory_of(rows: Rows) -> Memory:
     """Peak memory of every row."""
     r = rows.row
     dp, edp = rows.groups["dp"].size, rows.groups["edp"].size
-    zero, p = r["zero"], r["pp"]
+    p = r["pp"]
+    zero = np.where((r["zero"] == 3) & (p > 1), 1.0, r["zero"])  # see the module: kept whole for a step
 
-    def kept(least: int, bytes_each: float) -> Array:
+    def kept(least: int, bytes_each: float | Array) -> Array:
         cut, expert_cut = np.where(zero >= least, dp, 1.0), np.where(zero >= least, edp, 1.0)
         return bytes_each * (r["params"] / cut + r["expert_params"] / expert_cut)
 
@@ -86,7 +86,9 @@ def memory_of(rows: Rows) -> Memory:
     host = optimizer * r["offload"]
     held = microbatches_held(p, r["microbatches"], r["virtual"], r["schedule"])
     activations = r["saved_bytes"] * np.ceil(r["layers"] / p) * held
-    logits = np.where(p == 1, LOGIT_BYTES * r["logits"], 0.0)
+    logits = np.where(p == 1, r["logit_bytes"] * r["logits"], 0.0)
     working = np.maximum(r["whole_bytes"], logits) + gathered
     overhead = np.full(rows.length, OVERHEAD_BYTES)
-    return Memory(parameters, kept(2, GRADIENT_BYTES), optimizer - host, activations, working, overhead, host)
+    return Memory(
+        parameters, kept(2, r["gradient_bytes"]), optimizer - host, activations, working, overhead, host
+    )

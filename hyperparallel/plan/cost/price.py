@@ -35,7 +35,8 @@ GRADIENT_BYTES = 2.0
 TUNED_ATTENTION = 0.7
 
 QUANTISE_BYTES = 6.0
-"""Moved for each input element of a product in 8 bits or less: read for its scale, read and written."""
+"""Moved for each element that is brought into 8 bits: read for its scale, read, written along rows and
+columns; twice as much for 4 bits, which are rotated (random Hadamard) first."""
 
 STATE_BYTES = 12.0
 """Of optimizer states for one parameter; those in host memory come in and go back in every step."""
@@ -97,7 +98,8 @@ def product_seconds(rows: Rows, constants: Constants) -> Array:
     moved = 2.0 * copies * (m * k + k * n + m * n)
     moved = np.where(attention, 0.0, moved)
     rate = get("memory_bytes_s") * constants.memory
-    scaled = np.where(low & (peak > peak16), QUANTISE_BYTES * copies * m * k * rows.product_scaled, 0.0)
+    passes = np.where(peak > 3 * peak16, 2.0, np.where(peak > peak16, 1.0, 0.0))
+    scaled = np.where(low, passes * QUANTISE_BYTES * copies * m * k * rows.product_scaled, 0.0)
     result: Array = np.maximum(seconds, moved / rate) + scaled / rate
     return result
 
@@ -142,7 +144,8 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     travel = np.bincount(rows.message_segment, sent, segments)
     gather = collective_seconds(np.ones(segments), rows.segment_gather, rows.groups["dp"].take(at), constants)
     busy = compute + tensor + dispatch
-    fsdp = np.where(rows.segment_gather > 0, soft_max(busy, gather) - busy, 0.0)
+    beside = np.where((r["overlap"] > 0)[at], soft_max(busy, gather) - busy, gather)
+    fsdp = np.where(rows.segment_gather > 0, beside, 0.0)
     fsdp = fsdp + r["taken"][at] * np.maximum(gather - fsdp, 0.0)
     return SegmentTimes(compute, tensor, dispatch, fsdp, travel, gather)
 

@@ -21,7 +21,8 @@ class Product(NamedTuple):
     low: runs in the strategy's own number format (the weight products); otherwise in 16 bits. scaled: its
     first operand is brought into that format for this product (weights are once a step, and the weight
     gradient's operands for the products before). grouped: of experts, one
-    kernel over groups of rows of unequal length. attention: part of fused attention, priced with that kernel's efficiency."""
+    kernel over groups of rows of unequal length. attention: part of fused attention, priced with that
+    kernel's efficiency."""
 
     m: Value
     n: Value

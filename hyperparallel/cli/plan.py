@@ -1,7 +1,8 @@
 """`hyperparallel plan`: the best plans of a model on a machine, or what a plan makes of a recipe.
 
 With `--cluster` the planner searches all strategies (`cli/planning.py`); otherwise the distributed program of
-a recipe or module is derived for a given mesh. Neither needs a device.
+a recipe or module is derived for a given mesh, and with `--trace` its step is simulated, on this machine as
+`doctor --calibrate` described it or on the cluster that is named. Neither needs a device.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ def plan(
     runnable: Annotated[
         bool, typer.Option("--runnable", help="Only what the executor runs today.", rich_help_panel=SEARCH)
     ] = False,
+    fix: Annotated[
+        str | None,
+        typer.Option(help="Fields of the strategy: tp=8,zero=1,recompute=none.", rich_help_panel=SEARCH),
+    ] = None,
     as_json: Annotated[
         Path | None, typer.Option("--json", help="Write all numbers.", rich_help_panel=SEARCH)
     ] = None,
@@ -62,20 +67,24 @@ def plan(
     """Find the best plan of a model on a machine (--cluster), or derive the program of a given one."""
     from hyperparallel.errors import UserError
 
-    if cluster is not None:
-        for name, given in (("--mesh", mesh), ("--plan", plan), ("KEY=VALUE", fields)):
-            if given:
-                raise UserError(name, given, "no --cluster, which searches for the mesh itself")
-        from hyperparallel.cli.planning import Wanted, run_planner
+    given = trace is not None and (mesh is not None or plan is not None)
+    if cluster is not None and not given:
+        for name, value in (("--mesh", mesh), ("--plan", plan), ("KEY=VALUE", fields)):
+            if value:
+                allowed = "no --cluster, which searches for the mesh itself, or --trace beside --mesh"
+                raise UserError(name, value, allowed)
+        from hyperparallel.cli.planning import Wanted, read_fixed, run_planner
 
-        wanted = Wanted(model, cluster, devices, seq, global_batch, objective, dtype, top, runnable)
+        wanted = Wanted(
+            model, cluster, devices, seq, global_batch, objective, dtype, top, runnable, read_fixed(fix)
+        )
         run_planner(wanted, save, html, as_json, trace)
         return
     for name, value in (("--devices", devices), ("--seq", seq), ("--global-batch", global_batch),
-                        ("--json", as_json), ("--trace", trace)):  # fmt: skip
+                        ("--json", as_json)):  # fmt: skip
         if value is not None:
             raise UserError(name, str(value), "with --cluster only", f"--cluster h100 {name} {value}")
-    _derive(model, fields, mesh, plan, save, html)
+    _derive(model, fields, mesh, plan, save, html, trace, cluster or "laptop")
 
 
 def _derive(
@@ -85,16 +94,21 @@ def _derive(
     plan: Path | None,
     save: Path | None,
     html: Path | None,
+    trace: Path | None,
+    cluster: str,
 ) -> None:
     """Derive a plan, print it and write the files that were asked for."""
-    from hyperparallel.cli.request import derive_request, read_request, write_text
+    from hyperparallel.cli.request import build_request, read_request, write_text
     from hyperparallel.cli.tables import print_derived
     from hyperparallel.errors import UserError
 
     if save is not None and save.suffix not in (".json", ".yaml", ".yml"):
         raise UserError("--save", str(save), "a name ending in .json, .yaml or .yml")
     request = read_request(model, mesh=mesh, plan=plan, overrides=fields or [])
-    derived = derive_request(request)
+    from hyperparallel.graph.derive import derived as derived_of
+
+    built = build_request(request)
+    derived = derived_of(built)
     print_derived(derived)
     if save is not None:
         text = derived.to_json() if save.suffix == ".json" else request.plan.to_yaml()
@@ -105,3 +119,7 @@ def _derive(
 
         write_text(html, html_page(derived, request.recipe.name), "--html")
         typer.echo(f"saved {html}")
+    if trace is not None:
+        from hyperparallel.cli.predict import predict
+
+        typer.echo(predict(request, built, cluster, trace))

@@ -19,6 +19,7 @@ from hyperparallel.plan.plan import Plan
 from hyperparallel.recipes import Recipe, find
 
 if TYPE_CHECKING:
+    from hyperparallel.graph.pipeline import Built
     from hyperparallel.train.config import TrainConfig
 
 
@@ -73,17 +74,24 @@ def settle_plan(recipe: Recipe, mesh: str | None, plan: Path | None, devices: in
 
 
 def derive_request(request: Request) -> Derived:
-    """Derive a request's plan on a model without memory; needs torch but no device."""
+    """Derive a request's plan, as `build_request` does."""
+    from hyperparallel.graph.derive import derived
+
+    return derived(build_request(request))
+
+
+def build_request(request: Request) -> Built:
+    """Build a request's program on a model without memory; needs torch but no device."""
     import torch
 
-    from hyperparallel.graph.derive import derive
+    from hyperparallel.graph.pipeline import build
 
     config = request.config
     with torch.device("meta"):
         model = request.recipe.model(config).to(getattr(torch, config.dtype))
     tokens = torch.zeros((config.batch_size, config.seq_len), dtype=torch.int64)
     batch = {"input_ids": tokens, "labels": tokens}
-    return derive(model, request.plan, (), batch, loss="loss")
+    return build(model, request.plan, (), batch, loss="loss")
 
 
 def write_text(path: Path, text: str, option: str) -> None:

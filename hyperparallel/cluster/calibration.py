@@ -66,7 +66,8 @@ class Timings:
     an op on next to nothing. copy_bytes_s: of a tensor to other memory. disk_*: bytes per second of one rank
     alone. memory_bytes, disk_bytes: what the machine has. cores: that the ranks share; slice_s: how long one
     keeps its core while others want it. call_core_s: core seconds of an op that touches nothing. kernels: op
-    -> (work, core seconds); without any, ranks are not described as threads.
+    -> (work, core seconds); without any, ranks are not described as threads. reuse: (bytes touched before the
+    same again, core seconds per byte).
     """
 
     ranks: int
@@ -84,6 +85,7 @@ class Timings:
     slice_s: float = 3e-3
     call_core_s: float = 1e-6
     kernels: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    reuse: Sequence[tuple[float, float]] = ()
 
 
 def describe(timings: Timings, measured_on: str) -> Cluster:
@@ -143,6 +145,7 @@ def _threads(timings: Timings, source: str) -> Threads:
         kernels={name: _points(dict(points)) for name, points in timings.kernels.items()},
         starts=halves["start"],
         waits=halves["wait"],
+        reuse=_points(dict(timings.reuse)),
         source=f"{source}, core seconds",
     )
 

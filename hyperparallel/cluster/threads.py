@@ -5,6 +5,9 @@ computes beside it. So a device of this kind is described by the time that a cor
 and on the two halves of a collective, as `hyperparallel doctor --calibrate` times them, and the simulator
 gives out the cores (`plan/simulate/cores.py`).
 
+Timings repeat a call on the same memory, which caches then hold. A program finds less there: what it touched
+`distance` bytes ago costs `reuse(distance) - reuse(work)` seconds more per byte (`late_seconds`).
+
     seconds(work) between two timings is a power law (a straight line in the logarithms); below the first it
     stays what it was there, above the last it grows as the work does.
 
@@ -33,7 +36,8 @@ class Threads:
 
     cores: that all devices share. slice_s: how long a thread keeps its core while others want one.
     call_s: an op that touches no data, such as a view. kernels: op -> timings. starts, waits: "KIND of SIZE"
-    (a collective of that many members) -> timings of its two halves.
+    (a collective of that many members) -> timings of its two halves. reuse: bytes that a thread has touched
+    since it touched the same before -> core seconds per byte.
     """
 
     cores: int
@@ -42,6 +46,7 @@ class Threads:
     kernels: Mapping[str, Points] = field(hash=False)
     starts: Mapping[str, Points] = field(default_factory=dict, hash=False)
     waits: Mapping[str, Points] = field(default_factory=dict, hash=False)
+    reuse: Points = ()
     source: str = ""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -53,9 +58,23 @@ class Threads:
         for field_name in ("kernels", "starts", "waits"):
             for name, points in getattr(self, field_name).items():
                 _check_points(f"device.threads.{field_name}.{name}", points)
+        if self.reuse:
+            _check_points("device.threads.reuse", self.reuse)
         if self.starts.keys() != self.waits.keys():
             allowed = f"the collectives of starts: {[*self.starts]}"
             raise ClusterError("device.threads.waits", [*self.waits], allowed)
+
+    def late_seconds(self, accesses: Points, work: float) -> float:
+        """What accesses, pairs of distance and bytes, cost more than repeated ones of `work` bytes a call."""
+        if not self.reuse:
+            return 0.0
+        at_once = self._byte_seconds(work)
+        return sum(
+            num_bytes * max(0.0, self._byte_seconds(distance) - at_once) for distance, num_bytes in accesses
+        )
+
+    def _byte_seconds(self, distance: float) -> float:
+        return seconds_at(self.reuse, min(distance, self.reuse[-1][0]))
 
     def transfer_seconds(self, kind: str, members: int, received_bytes: float) -> tuple[float, float]:
         """Core seconds of one member's start and wait; of the most similar collective that was timed."""

@@ -12,24 +12,24 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode  # private, checked on torch 2.13
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from hyperparallel.errors import CaptureError
 from hyperparallel.graph import communication
-from hyperparallel.graph.passes.local_op import contiguous, unless_empty
+from hyperparallel.graph.passes.local_op import unless_empty
 from hyperparallel.graph.passes.stages import split_stages
 from hyperparallel.graph.pipeline import Built
 from hyperparallel.graph.program import RankProgram
+from hyperparallel.graph.reuse import storage, tensors, with_reuse
 from hyperparallel.graph.update_work import FUSED_ADAM, UpdateWork
-from hyperparallel.plan.simulate.program import Instruction
+from hyperparallel.plan.simulate.program import Accesses, Instruction
 from hyperparallel.shard.prices import MATMULS, VIEWS
 
 NORMS = ("native_layer_norm", "native_group_norm", "batch_norm", "softmax", "log_softmax", "safe_softmax")
@@ -71,11 +71,12 @@ def instructions(
     sizes = _Sizes(program, inputs or {})
     for node in (*stages.setup.nodes, *(stages.forward.nodes if stage == "backward" else ())):
         sizes.run(node)
-    old = set(map(_storage, _tensors(list(sizes.made.values()))))
+    old = set(map(storage, tensors(list(sizes.made.values()))))
     found = [
         replace(one, **sizes.run(node)) for one, node in zip(listed(part.nodes), part.nodes, strict=True)
     ]
-    kept = old.union(*(map(_storage, _tensors(sizes.made[node])) for node in part.outputs))
+    kept = old.union(*(map(storage, tensors(sizes.made[node])) for node in part.outputs))
+    found = with_reuse(found, part.nodes, sizes.made)
     return _with_memory(found, part.nodes, sizes.made, old, kept)
 
 
@@ -103,14 +104,29 @@ def step_instructions(
     stored = built.decisions.stored
     elements = sum(math.prod(stored[name].local_shape(rank)) for name in program.grads)
     itemsize = max((built.workload.values[v].itemsize for v in built.workload.grads.values()), default=4)
-    tensors = len(program.grads)
+    return [*found, *_behind(len(program.grads), float(elements * itemsize), clip, update)]
+
+
+def _behind(count: int, size: float, clip: bool, update: UpdateWork) -> Iterator[Instruction]:
+    """What comes behind the programs, on that many tensors of together `size` bytes."""
     if clip:  # read for the norm, read and written to scale
-        traffic = 3.0 * elements * itemsize
-        found.append(Instruction("clip", "clip", num_bytes=traffic, calls=max(1, 2 * tensors)))
-    traffic = float(update.accesses * elements * itemsize)
-    calls = max(1, update.calls * tensors)
-    found.append(Instruction("update", "update", num_bytes=traffic, calls=calls))
-    return found
+        parts = [("linalg_vector_norm", 1), ("mul", 2)]
+        yield _on_tensors("clip", parts, count, size, ((size, size), (size, size)))
+    # Parameter and moments were last touched in the forward and the step before, the gradient by `clip`.
+    reuse = ((math.inf, (update.tensors - 1) * size), (size, size))
+    yield _on_tensors("update", update.calls, count, size, reuse)
+
+
+def _on_tensors(
+    name: str, calls: Sequence[tuple[str, int]], count: int, size: float, reuse: Accesses
+) -> Instruction:
+    """Ops with their accesses, each called on `count` tensors of together `size` bytes."""
+    parts = tuple(
+        Instruction(kernel, "elementwise", num_bytes=accesses * size, kernel=kernel, calls=max(1, count))
+        for kernel, accesses in calls
+    )
+    traffic, times = sum(one.num_bytes for one in parts), sum(one.calls for one in parts)
+    return Instruction(name, name, num_bytes=traffic, calls=max(1, times), reuse=reuse, parts=parts)
 
 
 def kind_of(target: Any) -> str:
@@ -171,16 +187,17 @@ class _Sizes:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda used: self.made[used])
         with self.mode, torch.no_grad():
             self.made[node] = result = self._result(node, args, kwargs)
-        read, written = _tensors((args, kwargs)), _tensors(result)
+        read, written = tensors((args, kwargs)), tensors(result)
         if node.target in communication.STARTS or node.target is communication.wait:
             return {"dtype": _dtype(written)}
         called = _called(node)
         known: dict[str, Any] = {"dtype": _dtype(written), "kernel": _kernel(called)}
-        if called is contiguous or kind_of(called) == "view":
-            if {*map(_storage, written)} <= {*map(_storage, read)}:
-                return known
-            known["kernel"] = "clone"
+        may_pass_on = not isinstance(called, torch._ops.OpOverload) or kind_of(called) == "view"
+        if may_pass_on and {*map(storage, written)} <= {*map(storage, read)}:
+            return known
         touched = sum(x.numel() * x.element_size() for x in (*_touched(called, read), *written))
+        if kind_of(called) in ("view", "other"):
+            known["kernel"] = "clone"
         own = args[WRAPPED:] if node.target is unless_empty else args
         flops = _flops(called, own, kwargs, result)
         return {**known, "num_bytes": float(touched), "flops": flops, "sizes": _product_sizes(called, read)}
@@ -270,8 +287,8 @@ def _with_memory(
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for i, node in enumerate(nodes):
-        for x in _tensors([made[node], *(made[used] for used in node.all_input_nodes)]):
-            block = _storage(x)
+        for x in tensors([made[node], *(made[used] for used in node.all_input_nodes)]):
+            block = storage(x)
             sizes[block] = x.untyped_storage().nbytes()
             first.setdefault(block, i)
             last[block] = i
@@ -287,14 +304,5 @@ def _with_memory(
     ]
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [x for x in pytree.tree_leaves(values) if isinstance(x, Tensor)]
-
-
-def _storage(x: Tensor) -> int:
-    """Tells the memory blocks of living tensors apart."""
-    return int(x.untyped_storage()._cdata)
-
-
-def _dtype(tensors: Sequence[Tensor]) -> str:
-    return str(tensors[0].dtype).removeprefix("torch.") if tensors else "float32"
+def _dtype(made: Sequence[Tensor]) -> str:
+    return str(made[0].dtype).removeprefix("torch.") if made else "float32"

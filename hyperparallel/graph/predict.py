@@ -26,8 +26,6 @@ def predicted_step(
     """The timeline of one step of `TrainStep` on a cluster; arguments as of `step_instructions`."""
     mesh = built.decisions.mesh
     ranks = mesh.ranks if cluster.device.threads is not None or mesh.size <= MANY else mesh.ranks[:1]
-    programs = {
-        rank: step_instructions(built, rank, runs=runs, clip=clip, update=update) for rank in ranks
-    }
+    programs = {rank: step_instructions(built, rank, runs=runs, clip=clip, update=update) for rank in ranks}
     facts = {"cluster": cluster.name, "mesh": str(mesh), "model": built.model_hash}
     return replace(step_timeline(programs, cluster, mesh), facts=facts)

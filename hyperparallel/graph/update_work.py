@@ -23,13 +23,16 @@ NUM_ELEMENTS = 8
 
 
 class UpdateWork(NamedTuple):
-    """Per parameter: calls, and accesses (tensors of its size read or written)."""
+    """Per parameter: (op, accesses) of each call, and how many tensors of its size stay.
 
-    calls: int
-    accesses: int
+    accesses: tensors of the parameter's size that are read or written.
+    """
+
+    calls: tuple[tuple[str, int], ...]
+    tensors: int
 
 
-FUSED_ADAM = UpdateWork(1, 7)
+FUSED_ADAM = UpdateWork((("adam", 7),), 4)
 """Parameter and two moments are read and written, the gradient is read."""
 
 
@@ -37,7 +40,7 @@ def update_work(optimizer: Callable[[list[tuple[str, nn.Parameter]]], torch.opti
     """Count what an optimizer does; optimizer: makes one from (name, parameter) pairs.
 
     >>> update_work(lambda named: torch.optim.SGD(named, lr=0.1, foreach=False))
-    UpdateWork(calls=1, accesses=3)
+    UpdateWork(calls=(('add_', 3),), tensors=2)
     """
     parameter = nn.Parameter(torch.ones(NUM_ELEMENTS))
     made = optimizer([("parameter", parameter)])
@@ -45,7 +48,9 @@ def update_work(optimizer: Callable[[list[tuple[str, nn.Parameter]]], torch.opti
     made.step()
     with _Counting() as counted:
         made.step()
-    return UpdateWork(max(1, counted.calls), max(1, counted.accesses))
+    state = pytree.tree_leaves(dict(made.state))
+    kept = sum(isinstance(x, Tensor) and x.numel() == NUM_ELEMENTS for x in state)
+    return UpdateWork(tuple(counted.calls), 2 + kept)
 
 
 def _is_written(argument: torch.Argument) -> bool:
@@ -55,14 +60,14 @@ def _is_written(argument: torch.Argument) -> bool:
 class _Counting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls = self.accesses = 0
+        self.calls: list[tuple[str, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.partition("::")[2]
         if name.strip("_") not in (*VIEWS, "detach") and name != "_local_scalar_dense":
-            self.calls += 1
             written = [x for x, arg in zip(args, func._schema.arguments, strict=False) if _is_written(arg)]
             values = pytree.tree_leaves((args, kwargs, written or result))
-            self.accesses += sum(isinstance(x, Tensor) and x.numel() == NUM_ELEMENTS for x in values)
+            accesses = sum(isinstance(x, Tensor) and x.numel() == NUM_ELEMENTS for x in values)
+            self.calls.append((name, accesses))
         return result

@@ -11,6 +11,7 @@ CPU only: a machine with GPUs is described by a preset.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import statistics
@@ -54,11 +55,19 @@ class Work:
     shapes: tuple[tuple[int, int, int], ...] = SHAPES
     messages: tuple[int, ...] = MESSAGE_ELEMENTS
     disk_bytes: int = 128 << 20
+    between_bytes: int = 12 << 20
 
 
 Key = tuple[str | float, ...]
-"""Names one figure: ("fp32", m, n, k), ("memory", elements), ("kernel", name, work), ("launch",), ("call",),
-("copy",)."""
+"""Names one figure: ("fp32", m, n, k), ("memory", elements), ("kernel", name, work), ("reuse", bytes),
+("launch",), ("call",), ("copy",)."""
+
+PIECE_ELEMENTS = 1 << 14
+REUSE_BYTES = tuple(12 * PIECE_ELEMENTS * 4**i for i in range(5))
+"""0.2 to 50 MB: from a core's own cache to memory."""
+
+HALVES = 8
+"""Timed collectives behind other work, for each repeat."""
 
 SPIN_S = 0.1
 GAP_S = 2e-4
@@ -110,6 +119,7 @@ def measure(
         slice_s=statistics.median(one.slice_s for one in found),
         call_core_s=alone[("call",)],
         kernels=_by_kernel(alone),
+        reuse=[(size, alone["reuse", float(size)] / (12 * PIECE_ELEMENTS)) for size in REUSE_BYTES],
     )
 
 
@@ -149,6 +159,7 @@ def _measure(session: Session, work: Work) -> Found:
     calls[("launch",)] = _addition(16)
     calls[("call",)] = lambda: torch.ops.aten.view(source, [-1])
     source, target = torch.rand(MEMORY_ELEMENTS[-1]), torch.empty(MEMORY_ELEMENTS[-1])
+    calls.update({("reuse", float(distance)): _ring(distance) for distance in REUSE_BYTES})
     calls[("copy",)] = lambda: target.copy_(source)
     with torch.no_grad():
         stretches = {key: _stretches(call, work.stretch_s, work) for key, call in calls.items()}
@@ -181,6 +192,18 @@ def _turn() -> float:
             turn = now
         last = now
     return statistics.median(turns) if turns else SPIN_S
+
+
+def _ring(distance: int) -> Callable[[], object]:
+    """Adds two pieces of `distance` bytes of memory into a third, and goes on around it."""
+    pieces = torch.rand(distance // (4 * PIECE_ELEMENTS), PIECE_ELEMENTS).unbind()
+    turns = itertools.cycle([pieces[i : i + 3] for i in range(0, len(pieces), 3)])
+
+    def add() -> None:
+        a, b, into = next(turns)
+        torch.add(a, b, out=into)
+
+    return add
 
 
 def _stretches(call: Callable[[], object], stretch_s: float, work: Work) -> list[float]:
@@ -219,7 +242,8 @@ def _collectives(session: Session, work: Work) -> Iterator[Collective]:
 def _collective(kind: str, count: int, group: Group | None, work: Work) -> tuple[float, float, float]:
     """Seconds per collective, and this thread's own in its start and its wait.
 
-    All members make the same number of calls, or they would wait for ever.
+    All members make the same number of calls, or they would wait for ever. The halves are timed behind other
+    work on `between_bytes`, as between the layers of a program: buffers have left the nearest caches.
     """
     start: Start = _transfer(kind, count, group) if group else (lambda: None)
     longest = torch.zeros(1)
@@ -229,14 +253,19 @@ def _collective(kind: str, count: int, group: Group | None, work: Work) -> tuple
         longest[0] = time.perf_counter() - begin
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     calls = max(3, min(2000, int(work.stretch_s / float(longest))))
-    found = []
+    times, halves = [], []
+    others = torch.zeros(work.between_bytes // 4)
     for _ in range(work.repeats):
         dist.barrier()
-        begin, halves = time.perf_counter(), [_both(start) for _ in range(calls)]
-        elapsed = (time.perf_counter() - begin) / calls
-        found.append((elapsed, *(sum(half) / calls for half in zip(*halves, strict=True))))
-    elapsed, starting, waiting = (min(column) for column in zip(*found, strict=True))
-    return (elapsed, starting, waiting) if group else (0.0, 0.0, 0.0)
+        begin = time.perf_counter()
+        for _ in range(calls):
+            _both(start)
+        times.append((time.perf_counter() - begin) / calls)
+        for _ in range(HALVES):
+            others.add_(1.0)
+            halves.append(_both(start))
+    starting, waiting = (statistics.median(column) for column in zip(*halves, strict=True))
+    return (min(times), starting, waiting) if group else (0.0, 0.0, 0.0)
 
 
 Start = Callable[[], collectives.Pending | None]

@@ -19,9 +19,8 @@ aten = torch.ops.aten
 COUNTS = (1 << 12, 1 << 16, 1 << 18, 1 << 20)
 """Elements: 16 KB to 4 MB of float32, from what fits the nearest cache to what fits none."""
 
-ROW = 256
-WIDE = 4096
-"""Lengths of rows that are normalised or summed, and of those of a softmax."""
+ROW, WIDE, HEAD = 256, 4096, 32
+"""Lengths of rows that are normalised or summed, of those of a softmax, and of heads that change places."""
 
 ATTENTION = ((4, 4, 128, 32), (1, 4, 512, 64))
 """Batch, heads, sequence, head size."""
@@ -54,6 +53,7 @@ def _at(count: int) -> dict[str, Call]:
     a, b, c = (torch.rand(count) + 0.5 for _ in range(3))
     rows = [x.view(-1, ROW) for x in (a, b)]
     wide = [x.view(-1, min(WIDE, count // 4)) for x in (a, b)]
+    heads = a.view(-1, 4, HEAD).transpose(0, 1)
     found: dict[str, Call] = {
         "add": (lambda: aten.add(a, b), (a, b)),
         "mul": (lambda: aten.mul(a, b), (a, b)),
@@ -65,9 +65,11 @@ def _at(count: int) -> dict[str, Call]:
         "addmv": (lambda: aten.addmv(c[: count // ROW], rows[0], b[:ROW]), (a, b[:ROW], c[: count // ROW])),
         "mean": (lambda: aten.mean(rows[0], [-1], True), (a,)),
         "sum": (lambda: aten.sum(rows[0], [0], True), (a,)),
-        "roll": (lambda: aten.roll(rows[0].view(-1, 32), [16], [1]), (a,)),
+        "roll": (lambda: aten.roll(a.view(-1, HEAD), [HEAD // 2], [1]), (a,)),
         "cat": (lambda: aten.cat(rows, 1), (a, b)),
-        "clone": (lambda: aten.clone(rows[0].t(), memory_format=torch.contiguous_format), (a,)),
+        "clone": (lambda: aten.clone(heads, memory_format=torch.contiguous_format), (a,)),
+        "addcdiv": (lambda: aten.addcdiv(a, b, c), (a, b, c)),
+        "lerp": (lambda: aten.lerp(a, b, 0.5), (a, b)),
         "gelu_backward": (lambda: aten.gelu_backward(a, b), (a, b)),
         "silu_backward": (lambda: aten.silu_backward(a, b), (a, b)),
     }

@@ -43,6 +43,7 @@ def test_ranks_that_take_turns_are_slower(tmp_path: Path, monkeypatch: pytest.Mo
     """Four ranks of one thread on two cores get half a core each, whatever their own clocks say."""
     keys = [(name, 64, 64, 64) for name in calibrate.DTYPES]
     keys += [("memory", count) for count in calibrate.MEMORY_ELEMENTS] + [("launch",), ("call",), ("copy",)]
+    keys += [("reuse", float(size)) for size in calibrate.REUSE_BYTES]
     one = calibrate.Found(1, {key: [1e-3, 2e-3] for key in keys}, [])
     monkeypatch.setattr(calibrate, "launch", lambda *args, **options: [one] * 4)
     for cores, seconds in ((2, 2e-3), (4, 1e-3), (64, 1e-3)):

@@ -32,13 +32,10 @@ FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m
 
 ALIKE = {
     "elementwise": "mul",
-    "clip": "mul",
-    "update": "mul",
     "normalisation": "native_layer_norm",
     "reduction": "sum",
     "data movement": "clone",
     "view": "clone",
-    "loss": "_log_softmax_backward_data",
     "attention": "_scaled_dot_product_flash_attention_for_cpu",
 }
 """Kind of an op that was not timed -> the kernel that stands for it; others stream like "mul"."""
@@ -114,13 +111,19 @@ class ThreadPrices:
         return max(1.0, self.cluster.num_devices * self.cluster.device.units / self.threads.cores)
 
     def op(self, one: Instruction) -> float:
+        seconds = sum(map(self._repeated, one.parts or (one,)))
+        return seconds + self.threads.late_seconds(one.reuse, one.num_bytes / one.calls)
+
+    def _repeated(self, one: Instruction) -> float:
+        """Core seconds of an op that finds its memory in caches."""
         kernels, work = self.threads.kernels, one.flops if one.kind == "attention" else one.num_bytes
         if not one.flops and not one.num_bytes:
             return one.calls * self.threads.call_s
         if one.kind == "matmul" and one.kernel not in kernels:
             launch_s = one.calls * self.cluster.device.launch_s
             return (launch_s + one.flops / _flop_s(self.cluster, one)) / self.turns
-        name = next((n for n in (one.kernel, ALIKE.get(one.kind), "mul") if n in kernels), None)
+        known = (one.kernel, one.kernel.rstrip("_"), ALIKE.get(one.kind), "mul")  # mul_ costs what mul does
+        name = next((name for name in known if name in kernels), None)
         if name is None:
             rate = self.cluster.device.memory_bytes_s * self.turns
             return one.calls * self.threads.call_s + one.num_bytes / rate

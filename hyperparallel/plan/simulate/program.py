@@ -21,6 +21,8 @@ from hyperparallel.plan.simulate.task import NOTHING, Task
 from hyperparallel.plan.simulate.timeline import COMPUTE, Span
 
 Axes = tuple[str, ...]
+Accesses = tuple[tuple[float, float], ...]
+"""(distance, bytes): distance is what the rank has touched, in bytes, since it touched the same before."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,9 @@ class Instruction:
     kind: of an op what it is grouped under ("matmul", "elementwise"), of a collective its own. needs:
     positions of the instructions whose results it reads; a wait's first is its start. flops, num_bytes:
     arithmetic and memory traffic of an op, bytes received of a start. axes: mesh axes of a start.
-    alloc_bytes, free_bytes: of tensors that it makes, and that die with it. kernel: the op's own name; calls:
-    how many equal ones it stands for; sizes: m, n, k of a matrix product.
+    alloc_bytes, free_bytes: of tensors that it makes, and that die with it. kernel: the op's own name. calls:
+    how many equal ones it stands for; parts: several kinds of them. sizes: m, n, k of a matrix product.
+    reuse: what it touches, and how long after it was touched before.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Instruction:
     kernel: str = ""
     calls: int = 1
     sizes: tuple[int, ...] = ()
+    reuse: Accesses = ()
+    parts: tuple[Instruction, ...] = ()
 
     @property
     def stream(self) -> str:

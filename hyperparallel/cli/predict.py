@@ -1,0 +1,32 @@
+"""The step of a recipe's run, predicted: what `hyperparallel plan --mesh ... --trace FILE` writes.
+
+The optimizer and the limit on the gradient norm are those that `hyperparallel train` would use, so the trace
+can be laid beside the one that it measures (`hyperparallel compare`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hyperparallel.cli.request import Request
+
+if TYPE_CHECKING:
+    from hyperparallel.graph.pipeline import Built
+
+
+def predict(request: Request, built: Built, cluster: str, path: Path) -> str:
+    """Simulate a step of a built request on a cluster (preset or file), write it; one sentence about it."""
+    from hyperparallel.cluster import Cluster
+    from hyperparallel.graph.predict import predicted_step
+    from hyperparallel.graph.update_work import update_work
+    from hyperparallel.plan.simulate import write_trace
+    from hyperparallel.plan.words import seconds_words
+    from hyperparallel.train.job import adamw
+
+    config = request.config
+    update = update_work(lambda named: adamw(config, named))
+    machine = Cluster.load(cluster)
+    found = predicted_step(built, machine, clip=config.clip_norm is not None, update=update)
+    write_trace(found, path)
+    return f"predicted step on {machine.name}: {seconds_words(found.step_seconds)}; saved {path}"

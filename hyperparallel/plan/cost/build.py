@@ -7,7 +7,8 @@ import numpy as np
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.plan.cost.layer import KEPT_BYTES, layer_work
 from hyperparallel.plan.cost.rows import AGAIN, BACKWARD, FORWARD, HEAD, Rows, Segment, flatten
-from hyperparallel.plan.cost.work import Value, Work
+from hyperparallel.plan.cost.shapes import distinct, spread
+from hyperparallel.plan.cost.work import Array, Value, Work
 from hyperparallel.plan.strategy import Candidates
 from hyperparallel.workload.model import Model
 
@@ -35,6 +36,13 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
     The microbatches of a rank are global_batch / (dp * microbatch), at least 1.
     """
     c = candidates
+    first, shape = distinct(c)
+    shapes = c.take(first)
+
+    def each(value: Value) -> Array:
+        """Of every candidate, from that of every shape."""
+        return spread(value, len(first))[shape]
+
     segments: list[Segment] = []
     params: Value = 0.0
     expert_params: Value = 0.0
@@ -43,9 +51,10 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
     microbatches = np.maximum(np.asarray(global_batch) / (c.dp * c.microbatch), 1.0)
     # Pipelines keep what they gathered for the whole step: their microbatches are small and many.
     gathered = (c.zero == 3) / np.where(c.pp > 1, microbatches, 1.0)
-    for layer, count in model.kinds:
-        work = layer_work(layer, model, seq, c)
-        whole = 2.0 * (work.params + work.expert_params) * gathered
+    extra = tuple((layer, model.mtp) for layer in (model.mtp_layers if model.mtp else ()))
+    for layer, count in (*model.kinds, *extra):
+        work = layer_work(layer, model, seq, shapes)
+        whole = 2.0 * each(work.params + work.expert_params) * gathered
         segments.append(Segment(work.forward, FORWARD, count, whole))
         segments.append(Segment(work.backward, BACKWARD, count, 2.0 * whole))
         segments.append(Segment(work.again, AGAIN, count))
@@ -53,31 +62,39 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
         expert_params = expert_params + work.expert_params * count
         saved = saved + work.saved_bytes * count
         whole_bytes = np.maximum(whole_bytes, work.whole_bytes)
-    head = _head(model, seq, c)
-    segments.append(Segment(head, HEAD, 1.0 + model.mtp))
+    segments.append(Segment(_head(model, seq, shapes), HEAD, 1.0 + model.mtp))
     if model.mtp:
-        last = layer_work(model.layer_at(-1), model, seq, c)
-        for part, which in ((last.forward, FORWARD), (last.backward, BACKWARD), (last.again, AGAIN)):
-            segments.append(Segment(part, which, model.mtp))
-        params = params + last.params * model.mtp
-        expert_params = expert_params + last.expert_params * model.mtp
+        segments.append(Segment(_joiner(model, seq, shapes), HEAD, float(model.mtp)))
+    layers = float(model.num_layers + model.mtp * len(extra))
     tokens = c.microbatch * seq / c.cp
+    ends = model.embedding_params + np.where(c.pp == 1, model.head_params, 0.0)
     row: dict[str, Value] = {
-        "layers": float(model.num_layers + model.mtp),
+        "layers": layers,
         "microbatches": microbatches,
-        "params": params / c.pp + model.embedding_params / c.tp,
+        "params": each(params) / c.pp + ends / c.tp,
         "embedding": float(model.embedding_params + model.head_params) / c.tp,
-        "expert_params": expert_params / c.pp,
+        "expert_params": each(expert_params) / c.pp,
         "boundary_bytes": 2.0 * tokens * model.hidden / c.tp,
-        "saved_bytes": saved / model.num_layers,
-        "whole_bytes": 2.0 * whole_bytes + np.where(c.tp > 1, TP_COPIES * 2.0 * tokens * model.hidden, 0.0),
+        "saved_bytes": each(saved) / layers,
+        "whole_bytes": 2.0 * each(whole_bytes)
+        + np.where(c.tp > 1, TP_COPIES * 2.0 * tokens * model.hidden, 0.0),
         "logits": tokens * model.vocab / c.tp,
         "offload": c.offload,
         "gradient_bytes": np.where(KEPT_BYTES[c.dtype.astype(int)] < 2.0, 2.0, 4.0),
         "logit_bytes": np.where(c.fused_loss > 0, LOGIT_BYTES, UNFUSED_LOGIT_BYTES),
         "tokens": np.asarray(global_batch) * float(seq),
     }
-    return flatten(segments, c, cluster, row)
+    return flatten(segments, c, cluster, row, first, shape)
+
+
+def _joiner(model: Model, seq: int, c: Candidates) -> Work:
+    """What joins the hidden vectors with the next token's embedding before an extra prediction: 2 h -> h."""
+    work = Work()
+    tokens = c.microbatch * seq / c.cp / c.tp
+    for m, n, k in ((tokens, model.hidden, 2 * model.hidden), (tokens, 2 * model.hidden, model.hidden),
+                    (2 * model.hidden, model.hidden, tokens)):  # fmt: skip
+        work.product(m, n, k)
+    return work
 
 
 def _head(model: Model, seq: int, c: Candidates) -> Work:

@@ -75,7 +75,7 @@ def soft_max(a: Array, b: Array) -> Array:
 
 def product_seconds(rows: Rows, constants: Constants) -> Array:
     """Of each product."""
-    at = rows.segment_row[rows.product_segment]
+    at = rows.cell_row[rows.product_segment]
 
     def get(name: str) -> Array:
         column: Array = rows.row[name][at]
@@ -120,13 +120,12 @@ class SegmentTimes:
 
 def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     """Price every segment."""
-    r, segments = rows.row, len(rows.segment_row)
-    at = rows.segment_row
-    products = np.bincount(rows.product_segment, product_seconds(rows, constants), segments)
-    device: Array = products + (rows.segment_stream + rows.segment_permuted * constants.dispatch) / (
+    r, cells, at = rows.row, len(rows.cell_row), rows.cell_row
+    products = np.bincount(rows.product_segment, product_seconds(rows, constants), cells)
+    device: Array = products + (rows.cell_stream + rows.cell_permuted * constants.dispatch) / (
         r["memory_bytes_s"][at] * constants.memory
     )
-    launches: Array = rows.segment_launches + np.bincount(rows.message_segment, rows.message_count, segments)
+    launches: Array = rows.cell_launches + np.bincount(rows.message_segment, rows.message_count, cells)
     host = launches * r["launch"][at] * np.where(r["graph"][at] > 0, 1.0, constants.host)
     host = host * (1 + constants.jitter * (r["tp"][at] - 1))
     compute = soft_max(device, host)
@@ -137,17 +136,30 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     taken = r["taken"][at][rows.message_segment]
     hidden = (rows.message_hidden > 0) & (overlap | (rows.message_hidden > 1))
     experts = rows.message_kind == KINDS.index("all_to_all")
+    # Interleaved schedules run one microbatch's exchange of tokens beside another's compute.
     hidden = hidden | (experts & overlap & (r["virtual"] > 1)[at][rows.message_segment])
     shown = sent * np.where(hidden, constants.exposed + taken * (1 - constants.exposed), 1.0)
-    tensor = np.bincount(rows.message_segment, shown * ~experts, segments)
-    dispatch = np.bincount(rows.message_segment, shown * experts, segments)
-    travel = np.bincount(rows.message_segment, sent, segments)
-    gather = collective_seconds(np.ones(segments), rows.segment_gather, rows.groups["dp"].take(at), constants)
-    busy = compute + tensor + dispatch
-    beside = np.where((r["overlap"] > 0)[at], soft_max(busy, gather) - busy, gather)
-    fsdp = np.where(rows.segment_gather > 0, beside, 0.0)
-    fsdp = fsdp + r["taken"][at] * np.maximum(gather - fsdp, 0.0)
+    tensor = np.bincount(rows.message_segment, shown * ~experts, cells)
+    dispatch = np.bincount(rows.message_segment, shown * experts, cells)
+    travel = np.bincount(rows.message_segment, sent, cells)
+    cell = rows.segment_cell
+    compute, tensor, dispatch, travel = compute[cell], tensor[cell], dispatch[cell], travel[cell]
+    fsdp, gather = _gathers(rows, compute + tensor + dispatch, constants)
     return SegmentTimes(compute, tensor, dispatch, fsdp, travel, gather)
+
+
+def _gathers(rows: Rows, busy: Array, constants: Constants) -> tuple[Array, Array]:
+    """(exposed, all) seconds per segment of gathering parameters and scattering gradients under ZeRO-3."""
+    fsdp, gather = np.zeros(len(busy)), np.zeros(len(busy))
+    used = rows.segment_gather.nonzero()[0]
+    if len(used):
+        at, work = rows.segment_row[used], busy[used]
+        groups = rows.groups["dp"].take(at)
+        seconds = collective_seconds(np.ones(len(used)), rows.segment_gather[used], groups, constants)
+        beside = np.where(rows.row["overlap"][at] > 0, soft_max(work, seconds) - work, seconds)
+        gather[used] = seconds
+        fsdp[used] = beside + rows.row["taken"][at] * np.maximum(seconds - beside, 0.0)
+    return fsdp, gather
 
 
 def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = None) -> StepTime:

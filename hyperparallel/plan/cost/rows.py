@@ -17,6 +17,7 @@ import numpy as np
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.placement import spans
 from hyperparallel.plan.cost.collectives import KINDS, Groups, groups_of
+from hyperparallel.plan.cost.shapes import Places, spread
 from hyperparallel.plan.cost.work import Array, Value, Work
 from hyperparallel.plan.strategy import DTYPES, Candidates
 
@@ -26,17 +27,21 @@ PRODUCT_COLUMNS = tuple(
     f"product_{x}" for x in ("segment", "m", "n", "k", "copies", "attention", "low", "scaled", "grouped")
 )
 MESSAGE_COLUMNS = tuple(f"message_{x}" for x in ("segment", "kind", "bytes", "count", "hidden", "copies"))
-SEGMENT_COLUMNS = tuple(f"segment_{x}" for x in ("layers", "launches", "stream", "gather", "permuted"))
+CELL_COLUMNS = tuple(f"cell_{x}" for x in ("launches", "stream", "permuted"))
+SEGMENT_COLUMNS = ("segment_layers", "segment_gather")
 
 
 @dataclass
 class Rows:
-    """The flat arrays. Columns named `segment` and `row` point into the tables of those.
+    """The flat arrays. Columns named `segment`, `cell` and `row` point into the tables of those.
 
-    product_*: one entry per product and row: m, n, k, copies, attention, low, scaled, grouped (0 or 1).
-    message_*: kind (position in `KINDS`), bytes, count, hidden, copies, and its group.
-    segment_*: row, pass, layers (how many such layers the whole model has), launches, stream bytes, gathers
-    (seconds are spent on parameters gathered by ZeRO-3: bytes per layer).
+    A cell is a segment of one layer shape (`shapes.py`), shared by all rows of that shape.
+
+    product_*: one entry per product and cell: m, n, k, copies, attention, low, scaled, grouped (0 or 1).
+    message_*: kind (position in `KINDS`), bytes, count, hidden, copies, and its group; `segment`: the cell.
+    cell_*: a row of that shape, launches, stream bytes, permuted bytes.
+    segment_*: cell, row, pass, layers (how many such layers the whole model has), gather (bytes per layer
+    that ZeRO-3 gathers or scatters).
     row fields: see `build.py`, which fills them.
     """
 
@@ -56,13 +61,15 @@ class Rows:
     message_hidden: Array
     message_copies: Array
     message_groups: Groups
+    cell_row: Array
+    cell_launches: Array
+    cell_stream: Array
+    cell_permuted: Array
+    segment_cell: Array
     segment_row: Array
     segment_pass: Array
     segment_layers: Array
-    segment_launches: Array
-    segment_stream: Array
     segment_gather: Array
-    segment_permuted: Array
     row: dict[str, Array]
     groups: dict[str, Groups]
 
@@ -73,14 +80,14 @@ class Rows:
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
         """One table of all rows, in order."""
-        segments = np.cumsum([0] + [len(p.segment_row) for p in parts])
+        cells = np.cumsum([0] + [len(p.cell_row) for p in parts])
         starts = np.cumsum([0] + [p.length for p in parts])
         values: dict[str, Any] = {}
         for f in fields(cls):
             columns = [getattr(p, f.name) for p in parts]
-            if f.name in ("product_segment", "message_segment"):
-                columns = [c + s for c, s in zip(columns, segments, strict=False)]
-            elif f.name == "segment_row":
+            if f.name in ("product_segment", "message_segment", "segment_cell"):
+                columns = [c + s for c, s in zip(columns, cells, strict=False)]
+            elif f.name in ("segment_row", "cell_row"):
                 columns = [c + s for c, s in zip(columns, starts, strict=False)]
             if f.name == "row":
                 values["row"] = {k: np.concatenate([c[k] for c in columns]) for k in columns[0]}
@@ -108,18 +115,20 @@ class Segment:
 
 
 def flatten(
-    segments: Sequence[Segment], candidates: Candidates, cluster: Cluster, row: dict[str, Value]
+    segments: Sequence[Segment],
+    candidates: Candidates,
+    cluster: Cluster,
+    row: dict[str, Value],
+    first: Places,
+    shape: Places,
 ) -> Rows:
-    """The rows of one model on one cluster, one per candidate."""
-    count = len(candidates)
-    shape = np.ones(count)
-
-    def spread(value: Any) -> Array:
-        return np.broadcast_to(np.asarray(value, float), (count,))
-
+    """The rows of one model on one cluster, one per candidate. segments: their work over the shapes, their
+    bytes to gather over the candidates. first, shape: see `shapes.distinct`."""
+    count = len(first)
+    ones = np.ones(count)
     products: list[list[Any]] = [[] for _ in range(9)]
     messages: list[list[Any]] = [[] for _ in range(7)]
-    axes = _groups(cluster, candidates)
+    axes = _groups(cluster, candidates.take(first))
     for index, segment in enumerate(segments):
         place = np.arange(count) + index * count
         for p in segment.work.products:
@@ -128,26 +137,25 @@ def flatten(
                 (place, p.m, p.n, p.k, p.copies, p.attention, p.low, p.scaled, p.grouped),
                 strict=True,
             ):
-                column.append(spread(value))
+                column.append(spread(value, count))
         for m in segment.work.messages:
-            used = (spread(m.times) * (axes[m.axis].size > 1)).nonzero()[0]
-            entries = (place, KINDS.index(m.kind) * shape, m.num_bytes, m.times, m.hidden, m.copies)
+            used = (spread(m.times, count) * (axes[m.axis].size > 1)).nonzero()[0]
+            entries = (place, KINDS.index(m.kind) * ones, m.num_bytes, m.times, m.hidden, m.copies)
             for column, value in zip(messages[:6], entries, strict=True):
-                column.append(spread(value)[used])
+                column.append(spread(value, count)[used])
             messages[6].append(axes[m.axis].take(used))
     flat = [np.concatenate(c) if c else np.zeros(0) for c in products]
     sent = [np.concatenate(c) if c else np.zeros(0) for c in messages[:6]]
     groups = _join_groups(messages[6]) if messages[6] else axes["tp"].take(np.zeros(0, int))
-    which = np.repeat([s.which for s in segments], count)
+    works = [s.work for s in segments]
+    cells = [
+        np.concatenate([spread(value, count) for value in column])
+        for column in zip(*((w.launches, w.stream_bytes, w.permuted_bytes) for w in works), strict=True)
+    ]
+    total = len(candidates)
     table = [
-        np.concatenate([spread(value) for value in column])
-        for column in zip(
-            *(
-                (s.layers, s.work.launches, s.work.stream_bytes, s.gather_bytes, s.work.permuted_bytes)
-                for s in segments
-            ),
-            strict=True,
-        )
+        np.concatenate([spread(value, total) for value in column])
+        for column in zip(*((s.layers, s.gather_bytes) for s in segments), strict=True)
     ]
     keep = flat[4] > 0
     flat = [c[keep] for c in flat]
@@ -179,14 +187,17 @@ def flatten(
     }
     columns: dict[str, Any] = dict(zip(PRODUCT_COLUMNS, flat, strict=True))
     columns |= dict(zip(MESSAGE_COLUMNS, sent, strict=True))
+    columns |= dict(zip(CELL_COLUMNS, cells, strict=True))
     columns |= dict(zip(SEGMENT_COLUMNS, table, strict=True))
     return Rows(
         **columns,
         message_groups=groups,
-        segment_row=np.tile(np.arange(count), len(segments)),
-        segment_pass=which,
-        row={name: spread(value) for name, value in (facts | row).items()},
-        groups=axes,
+        cell_row=np.tile(first, len(segments)),
+        segment_cell=np.concatenate([shape + index * count for index in range(len(segments))]),
+        segment_row=np.tile(np.arange(total), len(segments)),
+        segment_pass=np.repeat([s.which for s in segments], total),
+        row={name: spread(value, total) for name, value in (facts | row).items()},
+        groups=_groups(cluster, candidates),
     )
 
 
@@ -207,17 +218,17 @@ def _groups(cluster: Cluster, c: Candidates) -> dict[str, Groups]:
     columns = [x.astype(int) for x in (c.tp, c.cp, c.dp, c.pp, c.etp, c.ep)]
     tp_, cp_, dp_, pp_, etp_, ep_ = columns
     near = (c.order > 0).astype(bool)
-    spread = tp_ * cp_ * dp_ // (etp_ * ep_)
+    replicas = tp_ * cp_ * dp_ // (etp_ * ep_)
     tp, cp, dp, pp = spans(cluster, [tp_, cp_, dp_, pp_]).astype(float)
-    etp, ep, edp = spans(cluster, [etp_, ep_, spread]).astype(float)
+    etp, ep, edp = spans(cluster, [etp_, ep_, replicas]).astype(float)
     if near.any():
         inside = np.maximum(tp_ * cp_ // np.gcd(etp_, tp_ * cp_), 1)
         ep_in = np.gcd(ep_, inside)
         rest = inside // ep_in
         a, b, d, e = spans(cluster, [tp_, cp_, pp_, dp_]).astype(float)
         tp, cp, pp, dp = (np.where(near, x, y) for x, y in zip((a, b, d, e), (tp, cp, pp, dp), strict=True))
-        rest = np.gcd(rest, spread)
-        parts = spans(cluster, [etp_, ep_in, rest, pp_, ep_ // ep_in, spread // rest]).astype(float)
+        rest = np.gcd(rest, replicas)
+        parts = spans(cluster, [etp_, ep_in, rest, pp_, ep_ // ep_in, replicas // rest]).astype(float)
         etp = np.where(near, parts[0], etp)
         ep = np.where(near, parts[1] * parts[4], ep)
         edp = np.where(near, parts[2] * parts[5], edp)

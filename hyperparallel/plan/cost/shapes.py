@@ -1,0 +1,38 @@
+"""The distinct layer shapes among many strategies, so that each is described and priced once.
+
+What a layer does on a rank depends on how its own work is cut, not on the pipeline's depth, the schedule or
+ZeRO; a search over fifty thousand strategies holds a few thousand shapes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from hyperparallel.plan.cost.work import Array
+from hyperparallel.plan.strategy import Candidates
+
+Places = npt.NDArray[np.int64]
+
+
+def distinct(c: Candidates) -> tuple[Places, Places]:
+    """(position of the first strategy of each shape, the shape of each strategy).
+
+    A shape is made of everything that `layer.py`, the head, and the prices of a segment read. Where the
+    pipeline lies inside the data axis, its size decides which links experts use.
+    """
+    inside = c.order > 0
+    columns = [c.tp, c.cp, c.ep, c.etp, c.microbatch, c.sp, c.recompute, c.dtype, c.flash, c.overlap, c.graph]
+    columns += [c.fused_loss, c.virtual > 1, inside, inside * c.pp, inside * c.dp]
+    key = np.zeros(len(c), np.int64)
+    for column in columns:
+        key = key * (int(column.max(initial=0)) + 1) + np.asarray(column, np.int64)
+        if key.max(initial=0) > 2**40:  # number them anew before the next column could overflow
+            key = np.unique(key, return_inverse=True)[1].astype(np.int64)
+    _, first, shape = np.unique(key, return_index=True, return_inverse=True)
+    return first.astype(np.int64), shape.astype(np.int64)
+
+
+def spread(value: Array | float, count: int) -> Array:
+    """A number or an array as an array of `count`."""
+    return np.broadcast_to(np.asarray(value, float), (count,))

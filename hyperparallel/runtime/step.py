@@ -3,8 +3,8 @@
 Forward and backward are one program, so a collective of the forward whose result only the caller wants
 can travel with one of the backward, and nothing goes through autograd. With `accumulate=k` the batch is
 cut in k micro-batches along dim 0; sums of gradients over ranks wait for the last one, except over an axis
-that keeps gradients cut (fsdp, zero >= 2). The loss is taken for a mean: micro-batches weigh by
-their valid labels (or rows), so the result is that of the whole batch.
+that keeps gradients cut (fsdp, zero >= 2). What the loss is over the rows, `shard.batchwise` reads off the
+program: sums add up, means weigh by rows, or by valid labels, so the result is that of the whole batch.
 
 The gradient norm counts every element once, whatever its layout: local squares are divided by the number
 of ranks that hold the same piece and summed over all ranks, so every rank gets the same number and takes
@@ -32,6 +32,7 @@ from hyperparallel.runtime.batches import call_of, signature
 from hyperparallel.runtime.parallel import ParallelState, check_arguments, place, plain_twin
 from hyperparallel.runtime.program import JointProgram
 from hyperparallel.runtime.ranks import Here
+from hyperparallel.shard.batchwise import over_rows
 from hyperparallel.shard.spec import Spec, ways
 
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
@@ -55,7 +56,9 @@ class TrainStep:
         `lambda named: torch.optim.AdamW(named, lr=1e-3)`.
     example_batch: the global batch of one step (see `parallelize`). accumulate: micro-batches per step.
     clip: largest global gradient norm. loss: path of the loss in the model's result (by default the
-        one called loss, or the only one). compile: send compute through Inductor.
+        one called loss, or the only one). reduction: "mean" or "sum" says how the losses of micro-batches are
+        put together where the program doesn't tell (a mean weighs them by valid labels, or rows); a ratio
+        of two sums is then as near as these weights are. compile: send compute through Inductor.
     The model's parameters are presented as DTensors that share memory with what the step updates.
     """
 
@@ -69,6 +72,7 @@ class TrainStep:
         accumulate: int = 1,
         clip: float | None = None,
         loss: str = "",
+        reduction: str | None = None,
         compile: bool = False,
         here: Here | None = None,
     ) -> None:
@@ -77,6 +81,8 @@ class TrainStep:
             raise PlanError("accumulate", accumulate, "1 or more micro-batches")
         if clip is not None and not clip > 0:
             raise PlanError("clip", clip, "a norm above 0, or None")
+        if reduction not in (None, "mean", "sum"):
+            raise PlanError("reduction", reduction, "mean, sum, or None: read it off the program")
         self.shifted = _shifts_labels(model)
         self.loss, self.accumulate, self.clip, self.compile = loss, accumulate, clip, compile
         self.compute = plan.compute
@@ -86,6 +92,9 @@ class TrainStep:
         self.state = ParallelState(self.here)
         self._programs: dict[Any, JointProgram] = {}
         self.program = self._build(model, split_batch(example_batch, accumulate)[0], plan)
+        self.over = {"mean": "labels", "sum": "sum", None: ""}[reduction] or self._over_rows(
+            example_batch, plan
+        )
         place(model, self.state, self.program.built)
         self.params = {
             name: nn.Parameter(local_of(self.model.get_parameter(name))) for name in self.program.param_names
@@ -118,7 +127,7 @@ class TrainStep:
 
     def _gradients(self, batch: Any) -> Tensor:
         micros = split_batch(batch, self.accumulate)
-        weights = micro_weights(micros, self.shifted)
+        weights = micro_weights(micros, self.over, self.shifted)
         totals: dict[Any, tuple[JointProgram, list[Tensor]]] = {}
         loss = torch.zeros((), device=self.here.device)
         for micro, weight in zip(micros, weights, strict=True):
@@ -154,6 +163,21 @@ class TrainStep:
         program = JointProgram(built, self.here, self.defer, self.compile)
         self._programs[signature(leaves)] = program
         return program
+
+    def _over_rows(self, batch: Any, plan: Plan) -> str:
+        """What the loss is over the rows of a batch, see `over_rows`."""
+        if self.accumulate == 1:
+            return "mean"
+        built, count = self.program.built, _rows(batch)
+        if count < 2 * self.accumulate:  # of one row nothing can be told
+            args, kwargs = call_of(split_batch(batch, max(count // 2, 1))[0])
+            built = build(self.model, plan, args, kwargs, loss=self.loss)
+        (value,) = built.workload.outputs.values()
+        found = over_rows(built.workload, built.rules, value)
+        if found == "unknown":
+            kind = "not known as a sum or a mean over the batch's rows"
+            raise PlanError("loss", kind, "reduction='mean' or 'sum' with accumulate > 1, or accumulate=1")
+        return found
 
     def _program(self, batch: Any) -> tuple[JointProgram, list[Tensor]]:
         """The program for a batch of this shape, and the batch's tensors."""
@@ -199,21 +223,26 @@ def split_batch(batch: Any, parts: int) -> list[Any]:
     if parts == 1:
         return [batch]
     tree, leaves = flatten(batch)
-    rows = next((x.shape[0] for x in leaves if x.dim()), 0)
+    rows = _rows(batch)
     if not 1 <= parts <= rows:
         raise PlanError("accumulate", parts, f"1 to the {rows} rows of the batch")
     cuts = [x.tensor_split(parts) if x.dim() and x.shape[0] == rows else (x,) * parts for x in leaves]
     return [tree.rebuild(iter([cut[i] for cut in cuts])) for i in range(parts)]
 
 
-def micro_weights(micros: Sequence[Any], shifted: bool = True) -> list[float]:
-    """The share of each micro-batch in the loss: by valid labels where there are labels, else by rows.
+def _rows(batch: Any) -> int:
+    return next((x.shape[0] for x in flatten(batch)[1] if x.dim()), 0)
 
-    shifted: labels of the first position are not used, as in next-token prediction.
+
+def micro_weights(micros: Sequence[Any], over: str = "labels", shifted: bool = True) -> list[float]:
+    """The weight of each micro-batch's loss in that of the batch.
+
+    over: "sum"; "mean" for a mean over rows; "labels" for one over valid labels, or rows where there are
+    none. shifted: labels of the first position are not used, as in next-token prediction.
     """
-    if len(micros) == 1:
-        return [1.0]
-    counts = [_count(micro, shifted) for micro in micros]
+    if len(micros) == 1 or over == "sum":
+        return [1.0] * len(micros)
+    counts = [_count(micro, shifted) if over == "labels" else max(_rows(micro), 1) for micro in micros]
     return [count / sum(counts) if any(counts) else 1 / len(counts) for count in counts]
 
 
@@ -222,7 +251,7 @@ def _count(micro: Any, shifted: bool) -> int:
     if isinstance(labels, Tensor) and not labels.is_floating_point():
         used = labels[..., 1:] if shifted and labels.dim() > 1 else labels
         return int((used != IGNORED_LABEL).sum())
-    return next((x.shape[0] for x in flatten(micro)[1] if x.dim()), 1)
+    return max(_rows(micro), 1)
 
 
 def _shifts_labels(model: nn.Module) -> bool:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
+import torch
+from torch import nn
 
 from hyperparallel.graph.pipeline import Built, build
 from hyperparallel.graph.program import RankProgram, Transfer
 from hyperparallel.layout import Layout
 from hyperparallel.plan import Plan
+from hyperparallel.shard.batchwise import over_rows
 from tests.graph import families
+from tests.runtime import small
+from tests.runtime.small import integers, made, numbers
 
 pytestmark = pytest.mark.fake
 DP, DP_TP = Layout((2,), ("dp",)), Layout((2, 2), ("dp", "tp"))
@@ -90,3 +96,45 @@ def test_nothing_is_reduced_early_in_any_family(family: str) -> None:
 def test_a_mean_loss_sends_its_sum_and_its_count() -> None:
     (loss,) = (t for t in built("dp", 1).rank_program(0).transfers() if not t.backward)
     assert loss.kind == "all_reduce" and loss.num_bytes == 2 * 4
+
+
+class Divided(nn.Module):
+    """A sum over the batch divided by a number; for 0, the root of a mean."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.linear, self.by = nn.Linear(4, 3).double(), by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x).pow(2)
+        return y.sum() / self.by if self.by else y.mean().sqrt()
+
+
+CLASSES = {"x": numbers(4, 4), "target": integers(7, 4)}
+LOSSES: dict[str, tuple[Callable[[], nn.Module], dict[str, torch.Tensor], str]] = {
+    "a sum of squares": (lambda: made(small.Rows), {"x": numbers(4, 4)}, "sum"),
+    "a mean of squares": (lambda: made(small.Tied), {"ids": integers(7, 4, 5)}, "mean"),
+    "constants added to a mean": (lambda: made(small.Shared), {"x": numbers(4, 4)}, "mean"),
+    "statistics of the batch": (lambda: made(small.Batch), {"x": numbers(4, 4)}, "unknown"),
+    "a sum over classes": (lambda: made(small.Classes, "sum"), CLASSES, "sum"),
+    "unreduced, then summed": (lambda: made(small.Classes, "none"), CLASSES, "sum"),
+    "a mean over labels": (lambda: made(small.Classes), CLASSES, "labels"),
+    "a mean weighted by class": (lambda: made(small.Classes, "mean", True), CLASSES, "unknown"),
+    "a sum divided by the rows": (lambda: Divided(4.0), {"x": numbers(4, 4)}, "unknown"),
+    "a sum divided by another number": (lambda: Divided(3.0), {"x": numbers(4, 4)}, "sum"),
+    "a root of a mean": (lambda: Divided(0.0), {"x": numbers(4, 4)}, "unknown"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_a_loss_is_over_the_rows(name: str) -> None:
+    make, batch, expected = LOSSES[name]
+    found = build(make(), PLANS["dp"], (), batch, loss="")
+    (value,) = found.workload.outputs.values()
+    assert over_rows(found.workload, found.rules, value) == expected
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_losses_of_models_are_means_over_labels(family: str) -> None:
+    found = built("dp", 4, family)
+    assert over_rows(found.workload, found.rules, found.workload.outputs["loss"]) == "labels"

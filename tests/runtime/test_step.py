@@ -89,6 +89,69 @@ def test_accumulated_micro_batches_equal_the_batch(name: str) -> None:
     on_ranks(2, check)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2, 5])
+def test_losses_of_micro_batches_are_put_together_as_they_are_over_rows(accumulate: int) -> None:
+    """Sums, means, losses left unreduced and then summed, weighted sums; 5 rows are 5 x 1 or 3 + 2."""
+
+    class Labelled(nn.Module):
+        """A mean over rows, not over labels, whatever labels there are."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            return (self.head(x) * labels[:, None]).pow(2).mean()
+
+    class Counted(nn.Module):
+        """A sum divided by what the caller counted, as transformers does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 7)
+
+        def forward(self, x: Tensor, target: Tensor, count: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(self.head(x), target, reduction="sum") / count
+
+    target, labels = integers(7, 5), torch.tensor([3, -100, -100, 2, 1])
+    cases: list[tuple[Callable[[], nn.Module], Any]] = [
+        (lambda: made(small.Rows), {"x": X}),
+        (lambda: made(small.Classes, "sum"), {"x": X, "target": target}),
+        (lambda: made(small.Classes, "none"), {"x": X, "target": target}),
+        (lambda: made(small.Classes, "sum", True, 0.1), {"x": X, "target": target}),
+        (lambda: made(small.Classes, "mean"), {"x": X, "target": target}),
+        (lambda: made(Labelled), {"x": X, "labels": labels}),
+        (lambda: made(Counted), {"x": X, "target": target, "count": torch.tensor(5.0)}),
+    ]
+
+    def check() -> None:
+        for make, batch in cases:
+            for plan in (Plan(DP2), Plan(DP2, fsdp="dp")):
+                step = TrainStep(make(), sgd, plan, batch, accumulate=accumulate)
+                assert_same_gradients(step, make(), batch, lambda m, b=batch: m(**b))
+
+    on_ranks(2, check)
+
+
+def test_a_loss_with_a_denominator_of_its_own_wants_a_word() -> None:
+    """A mean weighted by class, or by a mask: exact in one batch, refused in several unless told."""
+    batch = {"x": X, "target": integers(7, 5)}
+
+    def check() -> None:
+        for args in (("mean", True), ("mean", False, 0.1)):
+            step = TrainStep(made(small.Classes, *args), sgd, Plan(DP2), batch)
+            assert_same_gradients(step, made(small.Classes, *args), batch, lambda m: m(**batch))
+            with pytest.raises(PlanError, match="reduction='mean' or 'sum'"):
+                TrainStep(made(small.Classes, *args), sgd, Plan(DP2), batch, accumulate=2)
+        model, plain = (made(small.Classes, "mean", False, 0.1) for _ in range(2))
+        step = TrainStep(model, sgd, Plan(DP2), batch, accumulate=2, reduction="mean")
+        assert_same_gradients(step, plain, batch, lambda m: m(**batch))  # all labels valid: exact
+        with pytest.raises(PlanError, match="reduction"):
+            TrainStep(made(small.Rows), sgd, Plan(DP2), X, reduction="max")
+
+    on_ranks(2, check)
+
+
 def test_accumulation_on_two_axes() -> None:
     """Shards in replicas, where one axis is reduced in every micro-batch; tp beside dp."""
     ids = integers(11, 8, 6)
@@ -171,8 +234,6 @@ def test_clipping_and_updates_equal_one_device() -> None:
             x = X if cls is not small.Scalar else numbers(5, 3)
             for plan in (Plan(DP2), Plan(DP2, fsdp="dp"), Plan(TP2)):
                 for accumulate in (1, 2):
-                    if accumulate == 2 and cls is not small.Shared:
-                        continue  # those losses are sums over rows, not means
                     model, plain = made(cls), made(cls)
                     step = TrainStep(model, sgd, plan, x, clip=1.0, accumulate=accumulate)
                     found = step.step(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,6 +13,13 @@ from hyperparallel.errors import UserError
 if TYPE_CHECKING:
     from hyperparallel.plan.search.job import Job
     from hyperparallel.plan.search.planner import Planning
+
+SEARCHED = (
+    *("tp", "cp", "pp", "dp", "ep", "etp", "microbatch", "virtual", "schedule"),
+    *("zero", "sp", "recompute", "offload", "order"),
+)
+FOLLOWING = ("ep", "etp")
+"""Fields whose values depend on others, so that they can't be checked alone."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,34 @@ class Wanted:
     dtype: str = "bf16"
     top: int = 5
     runnable: bool = False
+    fixed: tuple[tuple[str, Any], ...] = ()
+
+
+def read_fixed(text: str | None) -> tuple[tuple[str, Any], ...]:
+    """Fields of a strategy from `tp=8,zero=1,recompute=none`; `UserError` for what is no field or value.
+
+    >>> read_fixed("tp=8,sp=true,schedule=1f1b")
+    (('tp', 8), ('sp', True), ('schedule', '1f1b'))
+    """
+    from hyperparallel.errors import nearest
+    from hyperparallel.plan.strategy import Strategy
+
+    usual = Strategy()
+    kinds: dict[str, Any] = {name: type(getattr(usual, name)) for name in SEARCHED}
+    found: list[tuple[str, Any]] = []
+    for word in text.split(",") if text else ():
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if not equals or name not in kinds:
+            near = nearest(name, kinds, 1)
+            raise UserError("--fix", word, f"field=value, the field one of {', '.join(kinds)}", near)
+        try:
+            given: Any = value == "true" if kinds[name] is bool else kinds[name](value)
+            if name not in FOLLOWING:
+                Strategy(**{name: given})
+        except ValueError as error:
+            raise UserError("--fix", word, str(error)) from None
+        found.append((name, given))
+    return tuple(found)
 
 
 def job_of(wanted: Wanted) -> Job:
@@ -52,7 +87,7 @@ def planned(wanted: Wanted) -> Planning:
     objective = next((known for known in OBJECTIVES if known == wanted.objective), None)
     if objective is None:
         raise UserError("--objective", wanted.objective, ", ".join(OBJECTIVES))
-    return plan_job(job_of(wanted), objective, Limits(wanted.runnable), top=wanted.top)
+    return plan_job(job_of(wanted), objective, Limits(wanted.runnable, wanted.fixed), top=wanted.top)
 
 
 def run_planner(

@@ -8,6 +8,7 @@ as well, everything on disk, more devices of the same kind.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -38,10 +39,11 @@ def smallest(job: Job, limits: Limits, offload: float, constants: Constants) -> 
         return None
     step = max(1, len(every) // SAMPLED)
     names = [r for r in RECOMPUTED if any(r == one for one, _ in levels(job, limits))]
-    strategies = [
-        Strategy(**s._asdict(), zero=max(zeros(job, s)), sp=cuts(s)[0], recompute=names[-1], dtype=job.dtype)  # type: ignore[arg-type]
-        for s in every[::step]
-    ]
+    strategies = []
+    for s in every[::step]:
+        zero, sp = max(zeros(job, s, limits), default=1), any(cuts(s, limits))
+        more: dict[str, Any] = {**s._asdict(), "recompute": names[-1], "dtype": job.dtype}
+        strategies.append(Strategy(**more, zero=zero, sp=sp))
     table = Table(job, Candidates.of([replace(s, offload=offload) for s in strategies]), constants)
     memory = table.memory()
     i = int(np.argmin(memory.total))

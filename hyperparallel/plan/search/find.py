@@ -102,12 +102,12 @@ def _first_pass(
     grid = levels(job, limits)
     for start in range(0, len(every), CHUNK):
         part = every[start : start + CHUNK]
-        for zero in (1, 3):
-            known = [zero in zeros(job, s) for s in part]
+        for zero in limits.allowed("zero", [1, 3]) or [2]:
+            known = [zero in zeros(job, s, limits) for s in part]
             at = np.flatnonzero(known)
             if not len(at):
                 continue
-            found = _usual(job, [part[int(i)] for i in at], zero, grid, objective, constants)
+            found = _usual(job, [part[int(i)] for i in at], zero, limits, objective, constants)
             values[start + at] = np.minimum(values[start + at], found)
             considered += len(at) * len(grid)
     return values, considered
@@ -117,12 +117,12 @@ def _usual(
     job: Job,
     part: Sequence[Skeleton],
     zero: int,
-    grid: Sequence[tuple[str, float]],
+    limits: Limits,
     objective: Objective,
     constants: Constants,
 ) -> Array:
     """The best objective of each skeleton with this ZeRO stage."""
-    count = len(part)
+    count, grid = len(part), levels(job, limits)
     names = [r for r in RECOMPUTED if any(r == recompute for recompute, _ in grid)]
     tp = np.array([s.tp for s in part] * len(names), float)
     codes = np.repeat([float(RECOMPUTE.index(r)) for r in names], count)
@@ -144,12 +144,13 @@ def _usual(
     offload = np.array(shares)[wanted.argmax(axis=0)].ravel()[keep]
     priced = Table(job, table.candidates.take(keep), constants)
     owner = keep % count
-    for virtual in sorted({v for s in part for v, _ in pipelines(job, s)}):
-        valid = np.array([(virtual, "1f1b") in pipelines(job, s) for s in part])[owner]
-        if valid.any():
-            seconds = priced.step(virtual=virtual, offload=offload).seconds
-            room = priced.fits(priced.memory(virtual=virtual, offload=offload))
-            np.minimum.at(values, owner, np.where(valid & room, seconds, np.inf))
+    allowed = [set(pipelines(job, s, limits)) for s in part]
+    for virtual, schedule in sorted(set().union(*allowed)):
+        valid = np.array([(virtual, schedule) in each for each in allowed])[owner]
+        columns = {"virtual": virtual, "schedule": schedule_code(schedule), "offload": offload}
+        room = valid & priced.fits(priced.memory(**columns))
+        if room.any():
+            np.minimum.at(values, owner, np.where(room, priced.step(**columns).seconds, np.inf))
     return values
 
 
@@ -174,7 +175,7 @@ def _second_pass(
     owners: list[int] = []
     for i, s in enumerate(chosen):
         same = {**s._asdict(), "dtype": job.dtype}
-        inside = product(cuts(s), orders(s, limits.runnable), zeros(job, s), names)
+        inside = product(cuts(s, limits), orders(s, limits), zeros(job, s, limits), names)
         for sp, order, zero, recompute in inside:
             more: dict[str, Any] = {"sp": sp, "order": order, "zero": zero, "recompute": recompute}
             strategies.append(Strategy(**same, **more))
@@ -182,7 +183,7 @@ def _second_pass(
     if not strategies:
         return [], 0, 0
     owner = np.array(owners)
-    allowed = [set(pipelines(job, s)) for s in chosen]
+    allowed = [set(pipelines(job, s, limits)) for s in chosen]
     table = Table(job, Candidates.of(strategies), constants)
     best: list[Prediction | None] = [None] * len(chosen)
     considered = fitting = 0

@@ -125,10 +125,10 @@ def _allowed(job: Job, s: Strategy, known: set[Skeleton], limits: Limits) -> boo
     skeleton = Skeleton(*(getattr(s, name) for name in Skeleton._fields))
     return (
         skeleton in known
-        and (s.virtual, s.schedule) in pipelines(job, skeleton)
-        and s.zero in zeros(job, skeleton)
-        and s.sp in cuts(skeleton)
-        and s.order in orders(skeleton, limits.runnable)
+        and (s.virtual, s.schedule) in pipelines(job, skeleton, limits)
+        and s.zero in zeros(job, skeleton, limits)
+        and s.sp in cuts(skeleton, limits)
+        and s.order in orders(skeleton, limits)
         and (s.recompute, s.offload) in levels(job, limits)
     )
 

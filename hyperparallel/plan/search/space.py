@@ -19,14 +19,16 @@ ZeRO-0 (stage 1), selective recomputation (fused attention keeps no scores).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil, gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hyperparallel.plan.search.job import Job
 from hyperparallel.plan.strategy import ORDERS
 from hyperparallel.workload.mlp import Moe
 from hyperparallel.workload.model import Attention, Model
 
+T = TypeVar("T")
 MOST_TP, MOST_CP = 64, 64
 LEAST_TOKENS, MOST_TOKENS = 1024, 32768
 CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -46,10 +48,19 @@ class Skeleton(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What of the space is searched. runnable: only what the executor can run today. fixed: axis -> size."""
+    """What of the space is searched. runnable: only what the executor can run today. fixed: fields of
+    `Strategy` and the only value that each may have."""
 
     runnable: bool = False
-    fixed: tuple[tuple[str, int], ...] = ()
+    fixed: tuple[tuple[str, Any], ...] = ()
+
+    def allowed(self, name: str, values: Sequence[T]) -> list[T]:
+        """Those of some values that a field may have."""
+        return [value for value in values if self.allows(name, value)]
+
+    def allows(self, name: str, value: Any) -> bool:
+        """Whether a field may have a value."""
+        return bool(dict(self.fixed).get(name, value) == value)
 
 
 EVERYTHING = Limits()
@@ -59,22 +70,17 @@ def skeletons(job: Job, limits: Limits = EVERYTHING) -> list[Skeleton]:
     """All of them, in a fixed order."""
     devices, batch = job.devices, job.global_batch
     found = []
-    experts = num_experts(job.model)
-    fixed = dict(limits.fixed)
-
-    def allowed(axis: str, values: list[int]) -> list[int]:
-        return [value for value in values if fixed.get(axis, value) == value]
-
+    experts, allowed = num_experts(job.model), limits.allowed
     deep = [1] if limits.runnable else stages(job.model, devices)
     for tp in allowed("tp", tensor_sizes(job.model, devices)):
         for cp in allowed("cp", [1] if limits.runnable else context_sizes(job, devices // tp)):
             for pp in allowed("pp", [p for p in deep if devices % (tp * cp * p) == 0]):
                 dp = devices // (tp * cp * pp)
-                if batch % dp or fixed.get("dp", dp) != dp:
+                if batch % dp or not limits.allows("dp", dp):
                     continue
                 folds = [(1, 1)] if limits.runnable else expert_sizes(experts, tp, tp * cp * dp)
                 for ep, etp in folds:
-                    if fixed.get("ep", ep) != ep or fixed.get("etp", etp) != etp:
+                    if not (limits.allows("ep", ep) and limits.allows("etp", etp)):
                         continue
                     for size in allowed("microbatch", microbatches(batch // dp, job.seq // cp)):
                         found.append(Skeleton(tp, cp, pp, dp, ep, etp, size))
@@ -162,31 +168,32 @@ def divisors(number: int) -> list[int]:
     return small + [number // d for d in reversed(small) if d * d != number]
 
 
-def pipelines(job: Job, s: Skeleton) -> list[tuple[int, str]]:
+def pipelines(job: Job, s: Skeleton, limits: Limits = EVERYTHING) -> list[tuple[int, str]]:
     """(chunks a stage, schedule) that these sizes allow."""
     if s.pp == 1:
         return [(1, "1f1b")]
     count = job.global_batch // (s.dp * s.microbatch)
     layers = job.model.num_layers
     deep = [v for v in CHUNKS if count % s.pp == 0 and even_enough(layers, s.pp * v)]
-    return [(1, "1f1b"), *((v, "1f1b") for v in deep), (1, "zb-h1")]
+    every = [(1, "1f1b"), *((v, "1f1b") for v in deep), (1, "zb-h1")]
+    return [(v, name) for v, name in every if limits.allows("virtual", v) and limits.allows("schedule", name)]
 
 
-def zeros(job: Job, s: Skeleton) -> list[int]:
+def zeros(job: Job, s: Skeleton, limits: Limits = EVERYTHING) -> list[int]:
     """ZeRO stages that make a difference."""
     if s.dp * s.cp == 1:
         return [1]
-    return [1, 2, 3] if job.global_batch == s.dp * s.microbatch else [1, 3]
+    return limits.allowed("zero", [1, 2, 3] if job.global_batch == s.dp * s.microbatch else [1, 3])
 
 
-def cuts(s: Skeleton) -> list[bool]:
+def cuts(s: Skeleton, limits: Limits = EVERYTHING) -> list[bool]:
     """Whether norms and residuals are cut over tp."""
-    return [True, False] if s.tp > 1 else [False]
+    return limits.allowed("sp", [True, False]) if s.tp > 1 else [False]
 
 
-def orders(s: Skeleton, runnable: bool = False) -> list[str]:
+def orders(s: Skeleton, limits: Limits = EVERYTHING) -> list[str]:
     """Orders of the axes that differ."""
-    return list(ORDERS) if s.pp > 1 and s.dp > 1 and not runnable else [ORDERS[0]]
+    return limits.allowed("order", ORDERS) if s.pp > 1 and s.dp > 1 else [ORDERS[0]]
 
 
 def levels(job: Job, limits: Limits = EVERYTHING) -> list[tuple[str, float]]:
@@ -195,4 +202,5 @@ def levels(job: Job, limits: Limits = EVERYTHING) -> list[tuple[str, float]]:
     if limits.runnable:
         return [("none", 0.0)]
     shares = (0.0, 1.0) if job.cluster.has_tier("host") else (0.0,)
-    return [(recompute, share) for share in shares for recompute in RECOMPUTED]
+    kept = limits.allowed("recompute", RECOMPUTED)
+    return [(recompute, share) for share in limits.allowed("offload", shares) for recompute in kept]

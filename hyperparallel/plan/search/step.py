@@ -88,7 +88,7 @@ class Prices:
             float(t.dispatch[i]),
             float(t.fsdp[i]),
             max(float(t.travel[i] - shown), 0.0),
-            max(float(t.gather[i] - t.fsdp[i]), 0.0),
+            max(float(t.gather[i] - t.fsdp[i]), 0.0) if self.strategy.zero == 3 else 0.0,
         )
 
     def forward(self, kind: int, action: str = "none") -> Pass:

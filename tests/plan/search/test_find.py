@@ -1,0 +1,119 @@
+"""The search: what it finds is the best there is, and more never hurts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise, product
+
+import pytest
+
+from hyperparallel.errors import PlanError
+from hyperparallel.plan.cost.constants import Constants
+from hyperparallel.plan.search import find as module
+from hyperparallel.plan.search.find import find, minimal, rank_key
+from hyperparallel.plan.search.job import Job
+from hyperparallel.plan.search.pricing import Prediction, predict
+from hyperparallel.plan.search.space import Limits, cuts, levels, orders, pipelines, skeletons, zeros
+from hyperparallel.plan.strategy import Strategy
+from tests.plan.search.sample import job, tight
+
+pytestmark = pytest.mark.pure
+
+
+def every_strategy(one: Job) -> list[Strategy]:
+    """The whole space, one by one."""
+    found = []
+    for s in skeletons(one):
+        inside = product(pipelines(one, s), zeros(one, s), cuts(s), orders(s), levels(one))
+        for (virtual, schedule), zero, sp, order, (recompute, offload) in inside:
+            found.append(
+                Strategy(**s._asdict(), virtual=virtual, schedule=schedule, zero=zero, sp=sp, order=order,
+                         recompute=recompute, offload=offload)  # type: ignore[arg-type]
+            )  # fmt: skip
+    return found
+
+
+def brute_force(one: Job, objective: str = "time") -> Prediction:
+    """The best of all, each priced on its own."""
+    host = one.cluster.tier("host").capacity_per_device_bytes
+    fitting = [
+        p
+        for p in predict(one, every_strategy(one), Constants())
+        if p.peak_bytes <= one.cluster.capacity_bytes and p.host_bytes <= host
+    ]
+    return min(fitting, key=lambda p: rank_key(p, objective))  # type: ignore[arg-type]
+
+
+JOBS = {
+    "dense": lambda: job("qwen3-0.6b", devices=8, batch=16),
+    "experts": lambda: job("deepseek-v2-lite", devices=8, batch=16),
+    "little memory": lambda: tight(capacity=6e9),
+    "two nodes": lambda: tight(devices=16, batch=16),
+}
+
+
+@pytest.mark.parametrize("name", list(JOBS))
+@pytest.mark.parametrize("objective", ["time", "memory"])
+def test_equals_brute_force(name: str, objective: str) -> None:
+    one = JOBS[name]()
+    best, wanted = find(one, objective).best[0], brute_force(one, objective)  # type: ignore[arg-type]
+    assert best.seconds == pytest.approx(wanted.seconds, rel=1e-6)
+    assert best.peak_bytes == pytest.approx(wanted.peak_bytes, rel=1e-6)
+
+
+def test_counts_the_whole_space() -> None:
+    one = job("qwen3-0.6b", devices=4, batch=8)
+    assert find(one).considered == len(every_strategy(one))
+
+
+@pytest.mark.parametrize("name", list(JOBS))
+def test_the_first_pass_keeps_the_best(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = JOBS[name]()
+    wanted = find(one).best[0].seconds
+    monkeypatch.setattr(module, "REFINED", max(4, len(skeletons(one)) // 6))
+    assert find(one).best[0].seconds <= wanted * 1.01
+
+
+def test_predictions_of_the_search_are_those_of_the_strategy_alone() -> None:
+    one = tight(capacity=8e9)
+    for p in find(one).best[:8]:
+        (alone,) = predict(one, [p.strategy], Constants())
+        assert alone.seconds == pytest.approx(p.seconds, rel=1e-9)
+        assert alone.memory == pytest.approx(p.memory, rel=1e-9)
+        assert sum(p.parts.values()) == pytest.approx(p.seconds)
+
+
+def test_more_devices_are_never_slower() -> None:
+    seconds = [find(job("llama3.1-8b", devices=n, batch=256)).best[0].seconds for n in (8, 16, 32, 64, 128)]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_more_memory_is_never_worse() -> None:
+    seconds = [find(tight(capacity=c)).best[0].seconds for c in (4e9, 5e9, 6e9, 8e9, 12e9, 24e9, 80e9)]
+    assert all(a >= b * (1 - 1e-9) for a, b in pairwise(seconds))
+    assert seconds[0] > seconds[-1]
+
+
+def test_faster_links_are_never_worse() -> None:
+    one = job("llama3.1-8b", devices=32, batch=64)
+    slow = replace(one.cluster, fabric=tuple(replace(f, bytes_s=f.bytes_s / 4) for f in one.cluster.fabric))
+    assert find(replace(one, cluster=slow)).best[0].seconds >= find(one).best[0].seconds
+
+
+def test_minimal_has_nothing_below() -> None:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        # What fits with little recomputation and offload fits with more of them.
+        need = np.maximum.accumulate(np.maximum.accumulate(rng.random((2, 3, 5)) < 0.3, axis=0), axis=1)
+        wanted = minimal(need)
+        for o, r, k in product(range(2), range(3), range(5)):
+            below = any(need[a, b, k] for a in range(o + 1) for b in range(r + 1) if (a, b) != (o, r))
+            assert wanted[o, r, k] == (need[o, r, k] and not below)
+
+
+def test_devices_that_nothing_divides_are_refused_with_near_numbers() -> None:
+    with pytest.raises(PlanError, match=r"write --global-batch 56 or") as caught:
+        find(job("gpt2-xl", devices=56, batch=31, seq=1024), limits=Limits(fixed=(("pp", 1), ("tp", 1))))
+    assert "56 devices for gpt2-xl and 31 samples" in str(caught.value)

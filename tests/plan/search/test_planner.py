@@ -1,0 +1,213 @@
+"""A whole planning: known truths, reasons that are true, advice for what does not fit, honest warnings."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+
+import pytest
+
+from hyperparallel.cluster.presets import preset
+from hyperparallel.errors import PlanError
+from hyperparallel.plan.cost.constants import Constants
+from hyperparallel.plan.search.find import find
+from hyperparallel.plan.search.job import Job, default_batch, default_seq
+from hyperparallel.plan.search.planner import plan_job
+from hyperparallel.plan.search.pricing import predict
+from hyperparallel.plan.search.reasons import neighbours, place
+from hyperparallel.plan.search.report import COLUMNS, lines, rows, to_json
+from hyperparallel.plan.search.runnable import missing, to_plan
+from hyperparallel.plan.search.space import Limits
+from hyperparallel.plan.search.traffic import dimension_names
+from hyperparallel.plan.strategy import Strategy
+from hyperparallel.workload.presets import gpt, load_model, model_names
+from tests.plan.search.sample import job, tight
+
+pytestmark = pytest.mark.pure
+
+PAPER = (("zero", 1), ("cp", 1), ("schedule", "1f1b"), ("recompute", "none"), ("offload", 0.0))
+"""What UB-Mesh's strategy tables choose among (arXiv 2503.20377): no ZeRO-3, no zero-bubble schedule."""
+
+
+def best_with(one: Job, **fixed: object):  # type: ignore[no-untyped-def]
+    found = find(one, limits=Limits(fixed=(*PAPER, *fixed.items()))).best
+    return found[0] if found else None
+
+
+def test_tp16_with_fewer_stages_wins_on_the_mesh_plane() -> None:
+    one = Job(load_model("llama3.1-405b"), preset("ub-mesh-8192"), 8192, 1024)
+    wide, narrow = best_with(one, tp=16), best_with(one, tp=8)
+    assert wide.seconds < narrow.seconds
+    assert wide.strategy.pp < narrow.strategy.pp
+
+
+@pytest.mark.parametrize("cluster", ["ascend-910b", "h100"])
+def test_tp8_with_a_pipeline_wins_on_machines_of_eight(cluster: str) -> None:
+    one = Job(load_model("gpt3-175b"), preset(cluster, 8192), 8192, 2048)
+    eight, sixteen = best_with(one, tp=8), best_with(one, tp=16)
+    assert eight.seconds < sixteen.seconds
+    assert eight.strategy.pp > 1
+
+
+def test_a_strategy_alone_doubles_mfu_of_a_large_mixture() -> None:
+    """Experts cut like everything else (tensor parallel, recomputed) against what the search finds."""
+    one = Job(load_model("moe-1.6t"), preset("cloudmatrix384"), 4096, 1536)
+    usual = {"tp": 16, "etp": 16, "cp": 1, "zero": 1, "recompute": "full", "schedule": "1f1b", "offload": 0.0}
+    before = find(one, limits=Limits(fixed=tuple(usual.items()))).best[0]
+    after = find(one).best[0]
+    assert one.mfu(after.seconds) > 2 * one.mfu(before.seconds)
+
+
+@pytest.mark.parametrize("model", model_names())
+def test_every_model_plans(model: str) -> None:
+    facts = load_model(model)
+    seq = min(default_seq(facts), 2048)
+    devices = 1024 if facts.params() > 2e11 else 64
+    one = Job(facts, preset("h100", devices), seq, devices)
+    planning = plan_job(one, top=2)
+    assert planning.best.prediction.peak_bytes <= one.cluster.capacity_bytes
+    assert 0 < one.mfu(planning.best.seconds) < 1
+    assert bool(facts.encoders) == any("encoders" in text for text in planning.warnings)
+
+
+def test_long_samples_are_cut_along_the_sequence() -> None:
+    one = job("llama3.1-8b", devices=64, seq=131072, batch=16)
+    assert plan_job(one).best.prediction.strategy.cp > 1
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "llama3.1-405b"])
+def test_a_hundred_thousand_cards_take_seconds(model: str) -> None:
+    facts = load_model(model)
+    one = Job(facts, preset("h100", 98304), 4096, default_batch(4096, 98304))
+    begin = time.process_time()
+    planning = plan_job(one)
+    assert time.process_time() - begin < 20  # 10 s on a core of its own
+    assert "consistency-checked, not validated" in planning.warnings[0]
+
+
+def test_reasons_are_true() -> None:
+    one = job("llama3.1-70b", devices=64, batch=128, seq=4096)
+    planning = plan_job(one)
+    best = planning.best.prediction
+    assert planning.reasons
+    for reason in planning.reasons:
+        if reason.loss != float("inf"):
+            assert f"{reason.loss:.1%} slower" in reason.words
+    every = [s for _, s in neighbours(best.strategy)]
+    assert all(s.devices == 64 for s in every)
+    losses = {round(p.seconds / best.seconds - 1, 6) for p in predict(one, every, Constants())}
+    for reason in planning.reasons:
+        assert reason.loss == float("inf") or round(reason.loss, 6) in losses
+
+
+def test_places_name_the_tier_that_an_axis_crosses() -> None:
+    one = job("llama3.1-8b", "cloudmatrix384", 768)
+    assert place(one, Strategy(tp=2, dp=384), "tp") == " (inside package)"
+    assert place(one, Strategy(tp=16, dp=48), "tp") == " (inside node)"
+    assert place(one, Strategy(tp=32, dp=24), "tp") == " (across supernode)"
+    assert dimension_names(one.cluster) == ["package", "node", "supernode", "roce"]
+
+
+def test_the_runner_up_and_its_losses_are_told() -> None:
+    planning = plan_job(job("llama3.1-8b", devices=16, batch=64, seq=4096))
+    second = planning.choices[1].prediction
+    assert planning.against.startswith(second.strategy.words())
+    told = float(re.search(r": ([+-][\d.]+)% time", planning.against)[1])  # type: ignore[index]
+    assert told == pytest.approx(100 * (second.seconds / planning.best.prediction.seconds - 1), abs=0.06)
+
+
+def test_choices_are_in_order_of_the_objective() -> None:
+    one = job("llama3.1-8b", devices=16, batch=64, seq=4096)
+    fast, small = plan_job(one), plan_job(one, "memory")
+    seconds = [choice.seconds for choice in fast.choices]
+    assert seconds == sorted(seconds)
+    peaks = [choice.prediction.peak_bytes for choice in small.choices]
+    assert peaks == sorted(peaks) and peaks[0] < fast.best.prediction.peak_bytes
+    assert fast.best.seconds < small.best.seconds
+
+
+def test_the_cheapest_size_needs_the_fewest_device_seconds() -> None:
+    one = job("llama3.1-8b", devices=64, batch=64, seq=4096)
+    planning = plan_job(one, "cost")
+    costs = {devices: devices * seconds for devices, seconds in planning.scaled}
+    assert planning.job.devices == min(costs, key=costs.__getitem__) < 64
+    assert max(costs) == 64
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (
+            lambda: job("deepseek-v3", devices=8, batch=64, seq=4096),
+            "more than its 85.5 GB .*lie on disk .*--devices",
+        ),
+        (lambda: tight(layers=24, capacity=3e9, devices=1, batch=1), "fit.*--devices"),
+    ],
+)
+def test_a_model_that_fits_nowhere_says_by_how_much_and_what_would_help(one, said: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(PlanError, match=said) as caught:
+        plan_job(one())
+    text = str(caught.value)
+    need, over, room = (
+        float(x.replace(",", ""))
+        for x in re.search(
+            r"needs ([\d,.]+) GB a device, ([\d,.]+) GB more than its ([\d,.]+) GB", text
+        ).groups()
+    )  # type: ignore[union-attr]
+    assert need - room == pytest.approx(over, abs=0.11)
+    devices = int(re.search(r"--devices (\d+)", text)[1])  # type: ignore[index]
+    larger = replace(one(), cluster=one().cluster.resized(devices))
+    larger = replace(larger, global_batch=max(larger.global_batch, default_batch(larger.seq, devices)))
+    assert find(larger).best  # what is advised fits
+
+
+def test_what_only_the_executor_lacks_is_said() -> None:
+    one = tight(layers=24, capacity=14e9, devices=1, batch=4)
+    with pytest.raises(PlanError, match="without --runnable .* fits in"):
+        plan_job(one, limits=Limits(runnable=True))
+    assert plan_job(one).best.prediction.strategy.devices == 1
+
+
+def test_warnings_name_what_was_never_fitted() -> None:
+    said = " ".join(plan_job(job("qwen3-0.6b", "tpu-v5p", 16)).warnings)
+    assert "tpu-v5p: no published run" in said
+    one = Job(gpt(512, 4, 8), preset("h100", 8), 2048, 8)
+    assert "hidden size 512 lies outside" in " ".join(plan_job(one).warnings)
+    assert plan_job(job("llama3.1-8b", devices=64, batch=64)).warnings == ()
+
+
+def test_runnable_plans_become_plan_files() -> None:
+    from hyperparallel.plan.plan import Plan
+
+    planning = plan_job(job("llama3.1-8b", devices=8, batch=64), limits=Limits(runnable=True))
+    strategy = planning.best.prediction.strategy
+    assert missing(strategy) == []
+    plan = to_plan(planning.job.model, strategy)
+    assert plan.mesh.size == 8 and Plan.from_yaml(plan.to_yaml()) == plan
+    assert plan.compute == "bfloat16"
+    cut = to_plan(planning.job.model, Strategy(tp=4, dp=2, sp=True, zero=3))
+    assert dict(zip(cut.mesh.names, cut.mesh.shape, strict=True)) == {"fsdp": 2, "tp": 4}
+    assert "*.q_proj.weight" in cut.params and "model.layers.*" in cut.activations
+    with pytest.raises(PlanError, match=r"pipeline parallelism.*--runnable"):
+        to_plan(planning.job.model, Strategy(pp=2))
+    with pytest.raises(PlanError, match="names of Llama"):
+        to_plan(load_model("deepseek-v3"), Strategy(tp=2))
+
+
+def test_report_and_json_say_the_same() -> None:
+    planning = plan_job(job("qwen3-30b-a3b", devices=16, batch=64, seq=4096))
+    record = json.loads(to_json(planning))
+    table = rows(planning)
+    assert len(table) == len(record["plans"]) and all(len(row) == len(COLUMNS) for row in table)
+    assert [row[0] for row in table] == [plan["words"] for plan in record["plans"]]
+    first = record["plans"][0]
+    assert first["peak_bytes"] == pytest.approx(sum(first["memory_bytes"].values()))
+    assert Strategy(**first["strategy"]) == planning.best.prediction.strategy
+    text = "\n".join(lines(planning))
+    for reason in record["reasons"]:
+        assert reason in text
+    assert "MFU: 3 x forward" in text
+    for link in planning.links:
+        assert 0 < link.load(planning.best.seconds) < 1

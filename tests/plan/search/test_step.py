@@ -1,0 +1,110 @@
+"""The simulated step: agrees with the closed form where that is exact, and obeys pipelines' closed truths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hyperparallel.mpmd.bubble import bubble_share
+from hyperparallel.plan.cost.constants import Constants
+from hyperparallel.plan.search.find import find
+from hyperparallel.plan.search.job import Job
+from hyperparallel.plan.search.pricing import predict
+from hyperparallel.plan.search.stages import Split, even_split
+from hyperparallel.plan.search.step import MOST_ACTIONS, Prices, simulated_step
+from hyperparallel.plan.strategy import Strategy
+from tests.plan.search.sample import job, tight
+
+pytestmark = pytest.mark.pure
+
+STRATEGIES = [
+    Strategy(dp=8),
+    Strategy(tp=2, dp=4, sp=True),
+    Strategy(tp=4, dp=2, sp=True, recompute="full"),
+    Strategy(dp=8, zero=3, recompute="alternate"),
+    Strategy(cp=2, dp=4, offload=1.0),
+    Strategy(tp=2, pp=2, dp=2, sp=True, microbatch=2),
+    Strategy(pp=4, dp=2, schedule="zb-h1"),
+    Strategy(pp=2, dp=4, virtual=2),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=Strategy.words)
+def test_agrees_with_the_closed_form(strategy: Strategy) -> None:
+    one = job("llama3.1-8b", batch=64, seq=4096)
+    (closed,) = predict(one, [strategy], Constants())
+    step = simulated_step(one, strategy)
+    # Gradients are hidden by one backward, not by any computation, and boundaries travel beside it.
+    assert step.seconds == pytest.approx(closed.seconds, rel=0.04)
+    assert step.timeline.peak_bytes() == pytest.approx(closed.peak_bytes, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("pp", "virtual", "schedule"), [(2, 1, "1f1b"), (4, 1, "1f1b"), (4, 2, "1f1b"), (4, 1, "gpipe")]
+)
+def test_bubbles_are_those_of_the_schedule(pp: int, virtual: int, schedule: str) -> None:
+    # No head, no update, free messages: only the bubble is left.
+    one = tight(layers=8, capacity=80e9)
+    fabric = tuple(replace(f, bytes_s=1.9e12, latency_s=0.0) for f in one.cluster.fabric)
+    one = replace(one, model=replace(one.model, vocab=0), cluster=replace(one.cluster, fabric=fabric))
+    strategy = Strategy(pp=pp, dp=8 // pp, virtual=virtual, schedule=schedule)  # type: ignore[arg-type]
+    step = simulated_step(one, strategy)
+    spans = [s for s in step.timeline.spans if s.kind in ("forward", "backward")]
+    length = max(s.end for s in spans) - min(s.begin for s in spans)
+    busy = sum(s.end - s.begin for s in spans) / pp
+    name = "interleaved" if virtual > 1 else schedule
+    count = one.global_batch // strategy.dp
+    assert 1 - busy / length == pytest.approx(bubble_share(name, pp, count, virtual), abs=0.012)
+
+
+def test_skipped_microbatches_are_added_at_the_pace_of_the_fullest_rank() -> None:
+    one = job("llama3.1-8b", batch=4096, seq=4096)
+    strategy = Strategy(tp=2, pp=4, sp=True)
+    few = simulated_step(replace(one, global_batch=1024), strategy)
+    many = simulated_step(one, strategy)
+    assert few.skipped and len(many.timeline.spans) < 20 * MOST_ACTIONS
+    (a, b) = (predict(replace(one, global_batch=n), [strategy], Constants())[0].seconds for n in (1024, 4096))
+    assert many.seconds - few.seconds == pytest.approx(b - a, rel=0.02)
+
+
+def test_a_step_at_scale_takes_less_than_a_second() -> None:
+    import time
+
+    one = Job(*_large())
+    best = find(one, keep=1).best[0]
+    begin = time.process_time()
+    simulated_step(one, best.strategy)
+    assert time.process_time() - begin < 2.0  # twice what is asked, for machines that do other things
+
+
+def _large() -> tuple:  # type: ignore[type-arg]
+    from hyperparallel.cluster.presets import preset
+    from hyperparallel.workload.presets import load_model
+
+    return load_model("llama3.1-405b"), preset("h100", 98304), 8192, 12288
+
+
+def test_even_split_places_every_layer_once() -> None:
+    one = job("deepseek-v3", devices=64)
+    strategy = Strategy(pp=4, dp=16, virtual=2, ep=16)
+    split = even_split(one, strategy)
+    assert len(split.stages) == 8
+    assert sum(split.counts()) == one.model.num_layers + one.model.mtp
+    dense = [kind for stage in split.stages for kind, _ in stage][:3]
+    assert dense == [0, 0, 0]
+
+
+def test_offloaded_activations_leave_the_device_and_cost_what_does_not_fit_beside() -> None:
+    one = job("llama3.1-8b", seq=4096)
+    strategy = Strategy(dp=8)
+    prices = Prices(one, strategy, Constants())
+    even = even_split(one, strategy)
+    moved = Split(tuple(tuple((kind, "offload") for kind, _ in stage) for stage in even.stages))
+    kept, away = (simulated_step(one, strategy, s, prices=prices) for s in (even, moved))
+    saved = prices.saved_bytes("none") * 32
+    assert kept.timeline.peak_bytes() - away.timeline.peak_bytes() == pytest.approx(saved, rel=0.01)
+    assert away.seconds >= kept.seconds
+    copied = sum(s.end - s.begin for s in away.timeline.spans if s.stream == "copy.host")
+    read, write = one.cluster.tier("host").contended()
+    assert copied == pytest.approx(4 * saved * (1 / read + 1 / write), rel=0.01)

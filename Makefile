@@ -15,7 +15,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .NOTPARALLEL:
 .PHONY: demo test test-slow lint types imports size format \
-        bench-shard bench-reshard bench-collectives leaderboard clean help
+        predict-demo bench-shard bench-reshard bench-collectives leaderboard clean help
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -60,6 +60,10 @@ imports: $(VENV)/runs  ## imports go one way
 
 size: $(VENV)/runs  ## lines per package, files over 400 lines
 	$(BIN)/python -m checks.size
+
+predict-demo: $(VENV)/runs  ## describe this machine, predict the demo's step and others, run and compare them
+	$(BIN)/hyperparallel doctor --calibrate
+	$(BIN)/python -m benchmarks.prediction
 
 bench-shard: $(VENV)/runs  ## one block and a small Llama against every peer
 	$(BIN)/python -m benchmarks.shard

@@ -3,8 +3,8 @@
 All ranks do the same thing at the same time. What a rank does by itself is timed in seconds of its thread, so
 that other work on the machine doesn't count, times the turns that ranks take where they have more threads
 than there are cores; collectives are timed by the clock, because they are waiting, and their halves by the
-thread. A figure is the mean over ranks in the best of a few stretches. Kernels and the halves of collectives
-stay core seconds, without turns. What is made of the timings stands in `cluster/calibration.py`.
+thread. A figure is the mean over ranks in the middle one of a few stretches. Kernels and the halves of
+collectives stay core seconds, without turns. What is made of the timings stands in `cluster/calibration.py`.
 
 CPU only: a machine with GPUs is described by a preset.
 """
@@ -12,6 +12,7 @@ CPU only: a machine with GPUs is described by a preset.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import statistics
@@ -62,6 +63,7 @@ Key = tuple[str | float, ...]
 """Names one figure: ("fp32", m, n, k), ("memory", elements), ("kernel", name, work), ("reuse", bytes),
 ("launch",), ("call",), ("copy",)."""
 
+LARGE_FLOPS = 3e8
 PIECE_ELEMENTS = 1 << 14
 REUSE_BYTES = tuple(12 * PIECE_ELEMENTS * 4**i for i in range(5))
 """0.2 to 50 MB: from a core's own cache to memory."""
@@ -100,13 +102,15 @@ def measure(
     work = work or Work()
     found: list[Found] = launch(_measure, ranks, args=(work,), timeout=600, threads=threads)
     turns = max(1.0, ranks * found[0].threads / cores)
-    alone = {key: _best([one.stretches[key] for one in found]) for key in found[0].stretches}
+    alone = {key: _middle([one.stretches[key] for one in found]) for key in found[0].stretches}
     best = {key: turns * seconds for key, seconds in alone.items()}
     read, write = disk_rates(folder, work.disk_bytes)
     return Timings(
         ranks=ranks,
         threads=found[0].threads,
-        matmuls={name: [Matmul(m, n, k, best[name, m, n, k]) for m, n, k in work.shapes] for name in DTYPES},
+        matmuls={
+            name: [Matmul(m, n, k, best[name, m, n, k]) for m, n, k in _shapes(name, work)] for name in DTYPES
+        },
         memory=[(3.0 * 4 * count, best["memory", count]) for count in MEMORY_ELEMENTS],
         launch_s=best[("launch",)],
         collectives=[_joined(same) for same in zip(*(one.collectives for one in found), strict=True)],
@@ -143,10 +147,12 @@ def _joined(same: Sequence[Collective]) -> Collective:
     )
 
 
-def _best(stretches: Sequence[Sequence[float]]) -> float:
-    """Seconds per call of the best stretch, which all ranks spent together; one list per rank."""
-    together: list[tuple[float, ...]] = list(zip(*stretches, strict=True))
-    return min(sum(seconds) / len(seconds) for seconds in together)
+def _middle(stretches: Sequence[Sequence[float]]) -> float:
+    """Seconds per call in the middle of the stretches that all ranks spent together; one list per rank.
+
+    The best would be what no step reaches: its calls are as often unlucky as lucky.
+    """
+    return statistics.median(statistics.fmean(seconds) for seconds in zip(*stretches, strict=True))
 
 
 def _measure(session: Session, work: Work) -> Found:
@@ -154,7 +160,7 @@ def _measure(session: Session, work: Work) -> Found:
     torch.manual_seed(0)
     calls: dict[Key, Callable[[], object]] = {}
     for name, dtype in DTYPES.items():
-        calls.update({(name, *shape): _product(shape, dtype) for shape in work.shapes})
+        calls.update({(name, *shape): _product(shape, dtype) for shape in _shapes(name, work)})
     calls.update({("memory", count): _addition(count) for count in MEMORY_ELEMENTS})
     calls[("launch",)] = _addition(16)
     calls[("call",)] = lambda: torch.ops.aten.view(source, [-1])
@@ -169,10 +175,18 @@ def _measure(session: Session, work: Work) -> Found:
         return Found(torch.get_num_threads(), stretches, list(_collectives(session, work)), slice_s)
 
 
+def _shapes(name: str, work: Work) -> list[tuple[int, int, int]]:
+    """Short formats without the large shapes, which take seconds on processors that lack them."""
+    return [shape for shape in work.shapes if name == "fp32" or 2 * math.prod(shape) <= LARGE_FLOPS]
+
+
 def _product(shape: tuple[int, int, int], dtype: torch.dtype) -> Callable[[], object]:
+    """In turn as a forward and the gradients of input and weight multiply: each has other strides."""
     m, n, k = shape
-    a, b = torch.rand(m, k, dtype=dtype), torch.rand(n, k, dtype=dtype).t()
-    return lambda: torch.mm(a, b)
+    a, b = torch.rand(m, k, dtype=dtype), torch.rand(k, n, dtype=dtype)
+    across = torch.rand(k, m, dtype=dtype).t(), torch.rand(n, k, dtype=dtype).t()
+    turns = itertools.cycle([(a, across[1]), (a, b), (across[0], b)])
+    return lambda: torch.mm(*next(turns))
 
 
 def _addition(count: int) -> Callable[[], object]:
@@ -213,7 +227,7 @@ def _stretches(call: Callable[[], object], stretch_s: float, work: Work) -> list
     for _ in range(work.repeats):
         dist.barrier()
         begin, calls, elapsed = time.thread_time(), 0, 0.0
-        while elapsed < stretch_s or calls < 3:
+        while elapsed < stretch_s or calls % 3:  # whole turns of what alternates
             call()
             calls += 1
             elapsed = time.thread_time() - begin

@@ -7,6 +7,7 @@ what `graph/instructions.py` counts for the same op: bytes read and written, of 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ class Kernel(NamedTuple):
 
 
 def kernels(counts: Sequence[int] = COUNTS) -> Iterator[Kernel]:
-    """The ops by name, at sizes of that many elements (at least `ROW`)."""
+    """The ops by name, at sizes of that many elements (a multiple of `WIDE`, or 2,048)."""
     for count in counts:
         for name, (call, tensors) in _at(count).items():
             made = [x for x in pytree.tree_leaves(call()) if isinstance(x, Tensor)]
@@ -54,6 +55,10 @@ def _at(count: int) -> dict[str, Call]:
     rows = [x.view(-1, ROW) for x in (a, b)]
     wide = [x.view(-1, min(WIDE, count // 4)) for x in (a, b)]
     heads = a.view(-1, 4, HEAD).transpose(0, 1)
+    layers = a.view(-1, 2, 4 * ROW)
+    sums = itertools.cycle(
+        [lambda: aten.sum(rows[0], [0], True), lambda: aten.sum(layers, [1]), lambda: aten.sum(rows[0], [1])]
+    )  # of rows, as of a bias; of few large layers, as of shared heads; of each row
     found: dict[str, Call] = {
         "add": (lambda: aten.add(a, b), (a, b)),
         "mul": (lambda: aten.mul(a, b), (a, b)),
@@ -64,7 +69,7 @@ def _at(count: int) -> dict[str, Call]:
         "linalg_vector_norm": (lambda: aten.linalg_vector_norm(a), (a,)),
         "addmv": (lambda: aten.addmv(c[: count // ROW], rows[0], b[:ROW]), (a, b[:ROW], c[: count // ROW])),
         "mean": (lambda: aten.mean(rows[0], [-1], True), (a,)),
-        "sum": (lambda: aten.sum(rows[0], [0], True), (a,)),
+        "sum": (lambda: next(sums)(), (a,)),
         "roll": (lambda: aten.roll(a.view(-1, HEAD), [HEAD // 2], [1]), (a,)),
         "cat": (lambda: aten.cat(rows, 1), (a, b)),
         "clone": (lambda: aten.clone(heads, memory_format=torch.contiguous_format), (a,)),

@@ -68,6 +68,8 @@ def traced_step(step: TrainStep, batch: Any) -> tuple[StepResult, Timeline]:
         for hook in (step.optimizer.register_step_pre_hook, step.optimizer.register_step_post_hook):
             handle = hook(lambda *_: update.append(clock.now()))
             stack.callback(handle.remove)
+        if step.here.world_size > 1:
+            dist.barrier()  # all have compiled: what is traced begins together
         result = step.step(batch)
     if clock.cuda:
         torch.cuda.synchronize()

@@ -27,13 +27,13 @@ PRIORS: Mapping[str, Prior] = {
     "waves": Prior(1.0, 0.5),
     "attention": Prior(0.65, 0.3),
     "memory": Prior(0.75, 0.25),
-    "host": Prior(4.0, 0.7),
+    "host": Prior(10.0, 0.7),
     "jitter": Prior(0.05, 1.0),
     "link": Prior(0.77, 0.05),
     "network": Prior(0.65, 0.1),
     "grouped": Prior(0.8, 0.3),
     "exposed": Prior(0.4, 0.5),
-    "dispatch": Prior(1.5, 0.5),
+    "dispatch": Prior(2.0, 0.5),
 }
 """What is believed of each constant before any measured step is seen."""
 
@@ -52,17 +52,17 @@ class Constants:
     tensor-parallel communication that is not hidden. dispatch: on the bytes moved to sort tokens by expert.
     """
 
-    matmul: float = 0.9
-    waves: float = 1.0
-    attention: float = 0.65
-    memory: float = 0.75
-    host: float = 4.0
-    jitter: float = 0.02
-    link: float = 0.77
-    network: float = 0.7
-    grouped: float = 0.8
-    exposed: float = 0.4
-    dispatch: float = 1.5
+    matmul: float = 0.84
+    waves: float = 0.752
+    attention: float = 0.43
+    memory: float = 0.598
+    host: float = 18.96
+    jitter: float = 0.037
+    link: float = 0.771
+    network: float = 0.632
+    grouped: float = 0.548
+    exposed: float = 0.317
+    dispatch: float = 2.635
 
     @classmethod
     def of_logs(cls, logs: npt.NDArray[np.float64]) -> Constants:

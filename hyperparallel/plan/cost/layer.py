@@ -33,9 +33,9 @@ BACKWARD_STREAM, SCORES_BACKWARD = 1.6, 1.25
 """Bytes moved backward for one forward, by pointwise work and by softmax and dropout on explicit scores
 (forward 4 and 5 for a score: read, write, mask; backward 6 and 5)."""
 
-SCAN_SLOWER = 6.0
+SCAN_SLOWER = 8.0
 """Chunked scans against fused attention, FLOP for FLOP: they are as fast at 2,048 tokens (arXiv:2405.21060,
-figure 10) with about a sixth of the work."""
+figure 10) with about an eighth of the work."""
 
 KEPT_BYTES = np.array([{"mxfp8": 1.03125, "nvfp4": 0.5625}.get(dtype, 2.0) for dtype in DTYPES])
 SELECTIVE, ALTERNATE, FULL = (RECOMPUTE.index(x) for x in ("selective", "alternate", "full"))

@@ -1,0 +1,72 @@
+"""What papers state in closed form: saved activations, states, bubbles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.leaderboard.anchors import activation_anchors, state_anchors
+from hyperparallel.cluster.presets import preset
+from hyperparallel.plan.cost.build import rows_of
+from hyperparallel.plan.cost.constants import Constants
+from hyperparallel.plan.cost.memory import memory_of, microbatches_held
+from hyperparallel.plan.cost.price import step_seconds
+from hyperparallel.plan.strategy import Candidates, Strategy
+from hyperparallel.workload.presets import gpt, model_preset
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.mark.parametrize("anchor", activation_anchors(), ids=lambda a: a.name)
+def test_saved_activations_are_korthikantis(anchor) -> None:  # type: ignore[no-untyped-def]
+    assert anchor.predicted == pytest.approx(anchor.published, rel=1e-9)
+
+
+@pytest.mark.parametrize("anchor", state_anchors(), ids=lambda a: a.name)
+def test_states_are_18_bytes_a_parameter(anchor) -> None:  # type: ignore[no-untyped-def]
+    assert abs(anchor.error) < 0.01
+
+
+def _step(strategies: list[Strategy], batch: float = 64.0, layers: int = 32):  # type: ignore[no-untyped-def]
+    model = gpt(4096, layers, 32, vocab=0, seq=0)
+    rows = rows_of(model, preset("a100", strategies[0].devices), 2048, batch, Candidates.of(strategies))
+    return step_seconds(rows, Constants())
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 16), (8, 8)])
+def test_bubble_of_1f1b(p: int, m: int) -> None:
+    step = _step([Strategy(pp=p, tp=8, zero=0)], batch=m)
+    busy = step.compute + step.exposed_tensor + step.exposed_experts
+    assert step.bubble[0] / (busy[0] + step.bubble[0]) == pytest.approx((p - 1) / (m + p - 1), rel=1e-6)
+
+
+@pytest.mark.parametrize("v", [2, 4])
+def test_interleaving_divides_the_bubble(v: int) -> None:
+    one, many = (_step([Strategy(pp=4, virtual=x, overlap=False, zero=0)], batch=16) for x in (1, v))
+    work = [s.compute[0] + s.exposed_tensor[0] for s in (one, many)]
+    assert many.bubble[0] / work[1] == pytest.approx(one.bubble[0] / work[0] / v, rel=1e-6)
+
+
+def test_a_zero_bubble_schedule_keeps_a_third() -> None:
+    zb, plain = (_step([Strategy(pp=4, schedule=x, zero=0)], batch=16) for x in ("zb-h1", "1f1b"))  # type: ignore[arg-type]
+    assert zb.bubble[0] == pytest.approx(plain.bubble[0] / 3)
+
+
+def test_microbatches_held() -> None:
+    one = np.ones(1)
+    assert microbatches_held(8 * one, 4 * one, one, 0 * one)[0] == 4
+    assert microbatches_held(8 * one, 64 * one, one, 0 * one)[0] == 8
+    assert microbatches_held(8 * one, 64 * one, 2 * one, 0 * one)[0] == 11.5
+    assert microbatches_held(8 * one, 64 * one, one, one)[0] == 64
+
+
+def test_parts_add_up_and_zero_cuts_states() -> None:
+    model, cluster = model_preset("llama3.1-8b"), preset("h100", 64)
+    many = Candidates.of(Strategy(tp=2, dp=32, zero=z, sp=True) for z in (0, 1, 2, 3))
+    rows = rows_of(model, cluster, 4096, 64.0, many)
+    step, memory = step_seconds(rows, Constants()), memory_of(rows)
+    parts = step.compute + step.exposed + step.bubble + step.optimizer
+    assert step.seconds == pytest.approx(parts)
+    states = memory.parameters + memory.gradients + memory.optimizer
+    assert (np.diff(states) < 0).all()
+    assert memory.optimizer[1] == pytest.approx(memory.optimizer[0] / 32)

@@ -41,11 +41,11 @@ def over_rows(work: Workload, rules: Mapping[str, Rule], value: str) -> str:
             if output is not None:
                 states[output] = ROWS if state == UNKNOWN and work.values[output].numel > 1 else state
     state = states.get(value, UNKNOWN)
-    return state if state in (OVER_SUM, OVER_ROWS, OVER_LABELS) else UNKNOWN  # type: ignore[return-value]
+    return str(state) if state in (OVER_SUM, OVER_ROWS, OVER_LABELS) else UNKNOWN
 
 
 def _made(op: Op, rule: Rule, found: list[State], rows: int) -> list[State]:
-    reduced = {state for state in found if state in (OVER_SUM, OVER_ROWS, OVER_LABELS)}
+    reduced: set[State] = {state for state in found if state in (OVER_SUM, OVER_ROWS, OVER_LABELS)}
     if reduced:
         return [_passed(op, rule, found, reduced, rows)] * len(op.outputs)
     fits = (c for c in choices(rule, {}, 1) if c.factor is not None and _fits(c, found))

@@ -45,24 +45,25 @@ class Constants:
     matmul: on the device's own peak share of big products. waves: power of the loss by a part-filled last
     wave of tiles. attention: share of matrix-product speed that fused attention reaches (of Python-driven
     software; `price.TUNED_ATTENTION` otherwise). memory: share of the memory bandwidth that streaming kernels
-    reach. host: host work per kernel, in units of the device's launch time. jitter: growth of that work for
-    each further rank that must be waited for. link, network: share of the bandwidth that collectives reach
+    reach. host: host work per kernel, in units of the device's launch time. jitter: growth of that work in
+    tensor-parallel groups, whose ranks share a node's cores and wait for the slowest (for 8 ranks 7 times
+    this). link, network: share of the bandwidth that collectives reach
     inside the innermost tier and outside. grouped: speed of the experts' products
     against equal dense ones. exposed: share of overlappable
     tensor-parallel communication that is not hidden. dispatch: on the bytes moved to sort tokens by expert.
     """
 
-    matmul: float = 0.84
-    waves: float = 0.752
-    attention: float = 0.43
-    memory: float = 0.598
-    host: float = 18.96
-    jitter: float = 0.037
-    link: float = 0.771
-    network: float = 0.632
-    grouped: float = 0.548
-    exposed: float = 0.317
-    dispatch: float = 2.635
+    matmul: float = 0.8445
+    waves: float = 0.8077
+    attention: float = 0.4288
+    memory: float = 0.6007
+    host: float = 19.6735
+    jitter: float = 0.041
+    link: float = 0.7723
+    network: float = 0.6342
+    grouped: float = 0.5596
+    exposed: float = 0.2917
+    dispatch: float = 2.3393
 
     @classmethod
     def of_logs(cls, logs: npt.NDArray[np.float64]) -> Constants:

@@ -34,8 +34,8 @@ GRADIENT_BYTES = 2.0
 
 TUNED_ATTENTION = 0.7
 
-QUANTISE_BYTES = 6.0
-"""Moved for each element that is brought into 8 bits: read for its scale, read, written along rows and
+QUANTISE_BYTES = 8.0
+"""Moved for each element that is brought into 8 bits: read for its scale, read and written along rows, along
 columns; twice as much for 4 bits, which are rotated (random Hadamard) first."""
 
 STATE_BYTES = 12.0
@@ -127,7 +127,7 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     )
     launches: Array = rows.cell_launches + np.bincount(rows.message_segment, rows.message_count, cells)
     host = launches * r["launch"][at] * np.where(r["graph"][at] > 0, 1.0, constants.host)
-    host = host * (1 + constants.jitter * (r["tp"][at] - 1))
+    host = host * (1 + constants.jitter * np.minimum(r["tp"][at] - 1, 7.0) ** 2 / 7)
     compute = soft_max(device, host)
     sent = rows.message_count * collective_seconds(
         rows.message_kind, rows.message_bytes, rows.message_groups, constants, rows.message_copies

@@ -106,7 +106,8 @@ def run_planner(
         strategy = planning.best.prediction.strategy
         write_text(save, to_plan(planning.job.model, strategy).to_yaml(), "--save")
         count = planning.job.global_batch // (strategy.dp * strategy.microbatch)
-        typer.echo(f"saved {save} (train with {count} micro-batches a step)")
+        many = "micro-batch" if count == 1 else "micro-batches"
+        typer.echo(f"saved {save} (train with {count} {many} a step)")
     if as_json is not None:
         from hyperparallel.plan.search.report import to_json
 

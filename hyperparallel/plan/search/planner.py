@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hyperparallel.errors import ClusterError, PlanError
@@ -13,16 +14,19 @@ from hyperparallel.plan.search.advice import too_large
 from hyperparallel.plan.search.balance import LEAST_GAIN, balanced
 from hyperparallel.plan.search.find import OBJECTIVES, Objective, find, rank_key
 from hyperparallel.plan.search.job import Job
-from hyperparallel.plan.search.pricing import Prediction
+from hyperparallel.plan.search.pricing import Prediction, Table
 from hyperparallel.plan.search.reasons import Reason, loses, reasons
 from hyperparallel.plan.search.space import EVERYTHING, Limits
 from hyperparallel.plan.search.stages import Split
-from hyperparallel.plan.search.step import Prices, Simulated, simulated_step
+from hyperparallel.plan.search.step import Prices, Simulated, num_actions, simulated_step
 from hyperparallel.plan.search.traffic import Link, link_loads
 from hyperparallel.plan.search.validity import warnings
+from hyperparallel.plan.strategy import Candidates
 
-SIMULATED = 6
-"""So many of the best in closed form are simulated."""
+SIMULATED, LEAST_SIMULATED = 6, 2
+MOST_ACTIONS = 10000
+"""So many of the best in closed form are simulated: at most 6, and where pipelines are deep, from the third
+on no more than this many actions in all."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def plan_job(
     found = find(job, objective, limits, used, keep=max(top, SIMULATED) + 1)
     if not found.best:
         raise too_large(job, limits, used)
-    prices = {p.strategy: Prices(job, p.strategy, used) for p in found.best[:SIMULATED]}
+    prices = {p.strategy: Prices(job, p.strategy, used) for p in worth_simulating(job, found.best)}
     choices = [_simulated(job, p, prices.get(p.strategy)) for p in found.best]
     choices.sort(key=lambda c: _key(c, objective))
     choices = choices[:top]
@@ -99,7 +103,7 @@ def plan_job(
         gain = 1.0 - choices[0].seconds / first.seconds
         uneven = f"{split.words() if split else ''} a stage instead of equal parts: {gain:.1%} faster"
     best = choices[0].prediction
-    table = Prices(job, best.strategy, used).table
+    table = Table(job, Candidates.of([best.strategy]), used)
     return Planning(
         job,
         objective,
@@ -113,6 +117,18 @@ def plan_job(
         scaled,
         uneven,
     )
+
+
+def worth_simulating(job: Job, best: Sequence[Prediction]) -> list[Prediction]:
+    """The first few, fewer where they are large."""
+    chosen: list[Prediction] = []
+    actions = 0
+    for prediction in best[:SIMULATED]:
+        actions += num_actions(job, prediction.strategy)
+        if len(chosen) >= LEAST_SIMULATED and actions > MOST_ACTIONS:
+            break
+        chosen.append(prediction)
+    return chosen
 
 
 def _simulated(job: Job, prediction: Prediction, prices: Prices | None) -> Choice:

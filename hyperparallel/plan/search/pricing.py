@@ -31,14 +31,16 @@ class Table:
     def __init__(self, job: Job, candidates: Candidates, constants: Constants) -> None:
         self.job, self.candidates, self.constants = job, candidates, constants
         self.rows: Rows = rows_of(job.model, job.cluster, job.seq, job.global_batch, candidates)
-        self._times: SegmentTimes | None = None
+        self._times: dict[bool, SegmentTimes] = {}
 
-    @property
-    def times(self) -> SegmentTimes:
-        """Of every segment."""
-        if self._times is None:
-            self._times = segment_times(self.rows, self.constants)
-        return self._times
+    def times(self, interleaved: bool | None = None) -> SegmentTimes:
+        """Of every segment, as the candidates are or with (without) several chunks on each rank."""
+        if interleaved is None:
+            return segment_times(self.rows, self.constants)
+        if interleaved not in self._times:
+            rows = self._with({"virtual": 2.0 if interleaved else 1.0})
+            self._times[interleaved] = segment_times(rows, self.constants)
+        return self._times[interleaved]
 
     def _with(self, columns: Mapping[str, Any]) -> Rows:
         if not columns:
@@ -48,8 +50,9 @@ class Table:
         return replace(self.rows, row={**self.rows.row, **given})
 
     def step(self, **columns: Any) -> StepTime:
-        """Times of all rows, with other `virtual`, `schedule` (its position) or `offload`."""
-        return step_seconds(self._with(columns), self.constants, self.times)
+        """Times of all rows, with another `virtual` (one for all), `schedule` (its position) or `offload`."""
+        times = self.times(columns["virtual"] > 1 if "virtual" in columns else None)
+        return step_seconds(self._with(columns), self.constants, times)
 
     def memory(self, **columns: Any) -> Memory:
         """Memory of all rows, with other `virtual`, `schedule`, `zero` or `offload`."""

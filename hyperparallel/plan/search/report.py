@@ -101,7 +101,8 @@ def lines(planning: Planning) -> Iterator[str]:
 def title(planning: Planning) -> str:
     """The first line: what was planned."""
     job = planning.job
-    return f"{job.words()}, {job.dtype}, {job.model_flops / 1e15:,.0f} PFLOP of the model"
+    flops = f"{job.model_flops / 1e15:,.4g} PFLOP"
+    return f"{job.words()}, {job.dtype}, {flops} of the model"
 
 
 def to_record(planning: Planning) -> dict[str, Any]:

@@ -46,11 +46,11 @@ class Split:
 
 
 def layer_kinds(job: Job) -> list[int]:
-    """The kind of every layer, first to last, extra predictions at the end."""
-    kinds = [layer for layer, _ in job.model.kinds]
-    return [kinds.index(layer) for layer in job.model.each_layer()] + [
-        kinds.index(job.model.layer_at(-1))
-    ] * job.model.mtp
+    """The kind of every layer, first to last: a position in `Model.kinds`, then in `mtp_layers`."""
+    model = job.model
+    place = {layer: i for i, (layer, _) in enumerate(model.kinds)}
+    extra = range(len(place), len(place) + len(model.mtp_layers if model.mtp else ()))
+    return [place[layer] for layer in model.each_layer()] + list(extra) * model.mtp
 
 
 def even_split(job: Job, strategy: Strategy) -> Split:

@@ -22,6 +22,7 @@ from hyperparallel.plan.cost.collectives import KINDS, collective_seconds
 from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.cost.memory import microbatches_held
 from hyperparallel.plan.cost.price import SegmentTimes, gradient_seconds, step_seconds
+from hyperparallel.plan.cost.rows import HEAD
 from hyperparallel.plan.search.job import Job
 from hyperparallel.plan.search.pricing import Table
 from hyperparallel.plan.search.stages import Split, even_split
@@ -75,7 +76,7 @@ class Prices:
         self.job, self.strategy, self.constants = job, strategy, constants
         every = [replace(strategy, recompute=r) for r in RECOMPUTE]  # type: ignore[arg-type]
         self.table = Table(job, Candidates.of(every), constants)
-        self.times: SegmentTimes = self.table.times
+        self.times: SegmentTimes = self.table.times()
         self.row = {name: column[0] for name, column in self.table.rows.row.items()}
 
     def _pass(self, segment: int, recompute: str) -> Pass:
@@ -113,9 +114,13 @@ class Prices:
         return one._replace(copy=shown, hidden_copy=seconds - shown)
 
     def head(self) -> Pass:
-        """Head and loss, forward and backward."""
-        count = 1.0 + self.job.model.mtp
-        return self._pass(3 * len(self.job.model.kinds), "none").scaled(count)
+        """Head and loss with those of extra predictions, forward and backward."""
+        rows = self.table.rows
+        whole = NOTHING
+        for i in np.flatnonzero((rows.segment_pass == HEAD) & (rows.segment_row == 0)):
+            part = self._pass(int(i) // len(RECOMPUTE), "none")
+            whole = whole.plus(part.scaled(float(rows.segment_layers[i])))
+        return whole
 
     def layer(self, kind: int, action: str) -> float:
         """All exposed seconds of a layer and microbatch."""
@@ -194,10 +199,18 @@ def simulated_step(
     return Simulated(strategy, split, timeline, timeline.step_seconds + rest, total - count)
 
 
+def num_actions(job: Job, strategy: Strategy) -> int:
+    """Actions that simulating a strategy's step takes."""
+    total = job.global_batch // (strategy.dp * strategy.microbatch)
+    halves = 3 if strategy.schedule == "zb-h1" and strategy.pp > 1 else 2
+    return halves * strategy.pp * strategy.virtual * fewest_microbatches(strategy, total)
+
+
 def fewest_microbatches(strategy: Strategy, total: int) -> int:
     """How many microbatches are simulated: all of few, else so many that the pipeline is full for a while."""
     p, v = strategy.pp, strategy.virtual
-    wanted = max(MOST_ACTIONS // (2 * p * v), 2 * p if p > 1 else 4)
+    full = p if v > 1 else 2 * p
+    wanted = max(MOST_ACTIONS // (2 * p * v), full, 4)
     return min(total, max(wanted // p * p, p))
 
 
@@ -216,6 +229,7 @@ class _Builder:
         self.last_stage = len(split.stages) - 1
         self.boundary = prices.boundary_seconds()
         self.known: dict[tuple[str, int], Pieces] = {}
+        self.sent: dict[int, Piece] = {}
 
     def pieces(self, action: Action) -> Pieces:
         """Of an action; the first of a rank brings its states, the last backward hides gradients."""
@@ -323,10 +337,12 @@ class _Builder:
 
     def message(self, one: Message) -> Piece:
         """What goes to another stage."""
-        demand = self.prices.demand(
-            "pp", "send", one.from_rank, self.boundary, self.prices.row["boundary_bytes"]
-        )
-        return Piece("", self.boundary, "comm.pp", "stage boundary", None, demand)
+        if one.from_rank not in self.sent:
+            num_bytes = self.prices.row["boundary_bytes"]
+            demand = self.prices.demand("pp", "send", one.from_rank, self.boundary, num_bytes)
+            piece = Piece("", self.boundary, "comm.pp", "stage boundary", None, demand)
+            self.sent[one.from_rank] = piece
+        return self.sent[one.from_rank]
 
     def finish(self, rank: int) -> Sequence[Piece]:
         """What is left of gradients, the update, and states that come from host memory."""

@@ -82,7 +82,8 @@ def shares(kind: int, num_bytes: float, groups: Groups, row: int, seconds: float
 
 def link_loads(cluster: Cluster, strategy: Strategy, rows: Rows) -> list[Link]:
     """Every dimension of the fabric that has more than one member, innermost first; rows: of the strategy
-    alone."""
+    alone, so that each of its cells is one segment."""
+    assert rows.length == 1, "one strategy"
     r = {name: float(column[0]) for name, column in rows.row.items()}
     axes = {name: groups for name, groups in rows.groups.items() if name not in ("etp", "edp")}
     total: dict[str, Array] = {axis: np.zeros(4) for axis in axes}

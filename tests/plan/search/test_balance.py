@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_equals_brute_force_over_contiguous_stages() -> None:
     options = []
     for cut in combinations(range(1, 12), 3):
         bounds = (0, *cut, 12)
-        stages = [tuple((k, "none") for k in kinds[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+        stages = [tuple((k, "none") for k in kinds[a:b]) for a, b in pairwise(bounds)]
         options.append(closed_seconds(prices, Split(tuple(stages))))
     found = balanced(prices)
     assert found is not None

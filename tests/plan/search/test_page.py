@@ -1,0 +1,85 @@
+"""The page: well-formed, self-contained, and alive in a real browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hyperparallel.plan.search.drawings import MOST_POINTS, thinned, timeline_data
+from hyperparallel.plan.search.page import planning_page
+from hyperparallel.plan.search.planner import Planning, plan_job
+from hyperparallel.plan.simulate import Sample
+from tests.plan.search.sample import job
+from tests.plan.test_page import Outline
+
+pytestmark = pytest.mark.pure
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+
+
+@pytest.fixture(scope="module")
+def planning() -> Planning:
+    return plan_job(job("qwen3-30b-a3b", devices=64, batch=256, seq=4096))
+
+
+def test_is_well_formed_and_loads_nothing(planning: Planning) -> None:
+    page = planning_page(planning)
+    outline = Outline()
+    outline.feed(page)
+    outline.close()
+    assert outline.open == []
+    assert not re.search(r"https?://", page)
+    assert "default-src 'none'" in page
+    assert len(outline.ids) == len(set(outline.ids))
+
+
+def test_says_what_the_report_says(planning: Planning) -> None:
+    from html import unescape
+
+    text = unescape(planning_page(planning))
+    for choice in planning.choices:
+        assert choice.prediction.strategy.words() in text
+    for reason in planning.reasons:
+        assert reason.words in text
+    for link in planning.links:
+        assert link.name in text
+    assert "experts in" in text or planning.best.prediction.strategy.ep == 1
+
+
+def test_every_span_is_drawn_once(planning: Planning) -> None:
+    assert planning.best.simulated is not None
+    timeline = planning.best.simulated.timeline
+    data = timeline_data(timeline)
+    assert max(span[3] for span in data["spans"]) <= data["seconds"] * (1 + 1e-6)
+    busy = sum(s.end - s.begin for s in timeline.spans if s.stream == "compute" and s.kind != "wait")
+    lanes = [lane["compute"] for lane in data["lanes"]]
+    drawn = sum(end - begin for lane, _, begin, end, _ in data["spans"] if lanes[int(lane)])
+    assert drawn == pytest.approx(busy, rel=1e-3)
+
+
+def test_thinning_keeps_peaks() -> None:
+    samples = [Sample(float(i), float((i * 7919) % 1000)) for i in range(20 * MOST_POINTS)]
+    samples[1234] = Sample(1234.0, 5000.0)
+    kept = thinned(samples)
+    assert len(kept) <= MOST_POINTS + 2
+    assert max(s.num_bytes for s in kept) == 5000.0
+    assert [s.seconds for s in kept] == sorted(s.seconds for s in kept)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser on this machine")
+def test_draws_in_a_browser(planning: Planning, tmp_path: Path) -> None:
+    page, shot = tmp_path / "page.html", tmp_path / "page.png"
+    page.write_text(planning_page(planning), encoding="utf-8")
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    base = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", profile, "--window-size=1280,2400"]
+    dumped = subprocess.run(
+        [*base, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=100
+    ).stdout
+    drawn = re.search(r'data-spans="(\d+)"', dumped)
+    assert drawn and int(drawn[1]) > 50
+    assert "data-error" not in dumped
+    subprocess.run([*base, f"--screenshot={shot}", page.as_uri()], capture_output=True, timeout=100)
+    assert shot.stat().st_size > 30_000  # an empty page is a few kB

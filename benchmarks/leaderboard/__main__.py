@@ -2,7 +2,8 @@
 
     python -m benchmarks.leaderboard --fit DIR --score DIR [--json OUT] [--markdown OUT] [--quick]
 
---fit: the folder whose rows the constants and factors are fitted to; without it the committed ones are used.
+--fit: the folder whose rows the constants and factors are fitted to; without it (or without rows in it) the
+committed ones are used.
 --score: the folder that is scored (default: that of --fit). Any folder with files of the tables' names and
 columns, whole or in part. Cross-validation and leaving sources out are done on the rows of --fit, unless
 --quick. Needs no torch. `make leaderboard` scores ../shared/tables and writes benchmarks/results.
@@ -98,13 +99,19 @@ def leaderboard(fit_folder: Path | None, score_folder: Path, validate: bool = Tr
 
 
 def _fitted(folder: Path | None) -> tuple[list[Case], Constants, dict[str, float]]:
-    """(rows, constants, factors); the committed constants and no factors without rows."""
+    """(rows, constants, factors); without rows the committed ones."""
     cases = read_tables(folder)[0] if folder is not None else []
     if not cases:
-        return [], Constants(), {}
+        return [], Constants(), _committed_factors()
     rows = priced(cases)
     constants = fit(cases, rows)
     return cases, constants, dict(calibration(cases, seconds_of(cases) / rows.seconds(constants)))
+
+
+def _committed_factors() -> dict[str, float]:
+    """Those that the last `make leaderboard` found."""
+    path = Path(__file__).parents[1] / "results" / "leaderboard.json"
+    return dict(json.loads(path.read_text())["factors"]) if path.exists() else {}
 
 
 def _validated(cases: Sequence[Case], score: Score, constants: Constants) -> dict[str, Any]:

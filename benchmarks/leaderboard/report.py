@@ -19,7 +19,7 @@ TABLES = {
     "cross_validated_raw": "Cross-validated, raw",
     "cross_validated": "Cross-validated, calibrated",
     "left_out_raw": "Left out with its family of sources, raw",
-    "left_out": "Left out with its family of sources, calibrated on its first row",
+    "left_out": "Left out with its family of sources, calibrated by half of its first row",
 }
 """What is scored, in the order of columns."""
 

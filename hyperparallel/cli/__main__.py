@@ -16,6 +16,7 @@ from hyperparallel.cli.compare import compare
 from hyperparallel.cli.doctor import doctor
 from hyperparallel.cli.plan import plan
 from hyperparallel.cli.show import show
+from hyperparallel.cli.sweep import sweep
 from hyperparallel.cli.train import train
 from hyperparallel.errors import RunError, UserError
 
@@ -43,7 +44,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, plan, show, compare, doctor):
+for command in (train, plan, sweep, show, compare, doctor):
     app.command()(command)
 
 

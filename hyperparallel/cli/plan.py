@@ -69,10 +69,10 @@ def plan(
 
     given = trace is not None and (mesh is not None or plan is not None)
     if cluster is not None and not given:
-        for name, value in (("--mesh", mesh), ("--plan", plan), ("KEY=VALUE", fields)):
-            if value:
+        for name, wrong in (("--mesh", mesh), ("--plan", plan), ("KEY=VALUE", fields)):
+            if wrong:
                 allowed = "no --cluster, which searches for the mesh itself, or --trace beside --mesh"
-                raise UserError(name, value, allowed)
+                raise UserError(name, str(wrong), allowed)
         from hyperparallel.cli.planning import Wanted, read_fixed, run_planner
 
         wanted = Wanted(

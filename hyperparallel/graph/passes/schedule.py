@@ -39,21 +39,17 @@ def schedule(program: RankProgram, prefetch: int = 8) -> RankProgram:
     followers = _followers(starts - early)
 
     def place(node: fx.Node) -> None:
-        todo = [node]  # a stack of our own: chains of a deep model are longer than Python's
-        while todo:
-            node = todo[-1]
-            missing = [n for n in _computed(node) if n not in placed and n.op == "call_function"]
-            if node not in placed and missing:
-                todo += reversed(missing)
-                continue
-            todo.pop()
-            if node in placed:
-                continue
-            placed.add(node)
-            order.append(node)
-            in_flight.difference_update(node.all_input_nodes)
-            ready = [s for s in followers.get(node, ()) if placed.issuperset(_computed(s))]
-            todo += reversed(ready)
+        if node in placed:
+            return
+        for used in node.all_input_nodes:
+            if used.op == "call_function":
+                place(used)
+        placed.add(node)
+        order.append(node)
+        in_flight.difference_update(node.all_input_nodes)
+        for start in followers.get(node, ()):
+            if all(n in placed or n.op == "placeholder" for n in start.all_input_nodes):
+                place(start)
 
     for node in nodes:
         while upcoming and _has_room(in_flight, prefetch):
@@ -74,11 +70,6 @@ def schedule(program: RankProgram, prefetch: int = 8) -> RankProgram:
             place(node)
     _reorder(program.graph, order)
     return program
-
-
-def _computed(node: fx.Node) -> list[fx.Node]:
-    """The inputs of a node that are no placeholders."""
-    return [n for n in node.all_input_nodes if n.op != "placeholder"]
 
 
 def _has_room(in_flight: set[fx.Node], prefetch: int) -> bool:

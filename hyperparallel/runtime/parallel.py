@@ -15,7 +15,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,10 @@ from hyperparallel.errors import PlanError, UserError
 from hyperparallel.graph.batch import CallTree, call_tree
 from hyperparallel.graph.pipeline import Built, build
 from hyperparallel.graph.precision import without_autocast
+from hyperparallel.layout import Mesh
 from hyperparallel.plan.decide import pinned
 from hyperparallel.plan.plan import Plan
+from hyperparallel.runtime.automatic import automatic_plan
 from hyperparallel.runtime.batches import call_of, signature
 from hyperparallel.runtime.calls import order_of_leaves, take_apart
 from hyperparallel.runtime.compiled import Compiled
@@ -39,7 +41,7 @@ from hyperparallel.shard.spec import make_spec
 
 def parallelize(
     model: nn.Module,
-    plan: Plan,
+    plan: Plan | Literal["auto"],
     example_batch: Any,
     *,
     compile: bool = False,
@@ -48,14 +50,19 @@ def parallelize(
 ) -> nn.Module:
     """Make `model` run as one rank of `plan`; every rank of the job calls this with an equal model.
 
+    plan: "auto" takes the cheapest mesh of the job's ranks that fits their memory (`automatic.py`).
     example_batch: the global batch of one step, a mapping of keyword arguments, a tuple of positional
     ones, or one tensor. compile: send compute through Inductor. grad_outputs: paths of the results that
     gradients come from; left out, the one called loss, or else all. Returns the same module object. Raises
     `PlanError` for a plan that does not fit the model or the job, `CaptureError` for a model that cannot be
     captured.
     """
-    check_arguments(model, plan)
     args, kwargs = call_of(example_batch)
+    if plan == "auto":
+        check_arguments(model, Plan(Mesh((1,), ("dp",))))
+        plan = automatic_plan(model, args, kwargs, grad_outputs=grad_outputs)
+    check_arguments(model, plan)
+    assert isinstance(plan, Plan)
     state = ParallelState(here or Here.in_job(plan.mesh), compile, grad_outputs)
     built = state.make(model, plan, args, kwargs)
     place(model, state, built)
@@ -70,7 +77,7 @@ def check_arguments(model: Any, plan: Any) -> None:
     if not isinstance(model, nn.Module):
         raise UserError("model", type(model).__name__, "a torch.nn.Module")
     if not isinstance(plan, Plan):
-        raise PlanError("plan", type(plan).__name__, "a Plan", "Plan(mesh, ...)")
+        raise PlanError("plan", type(plan).__name__, 'a Plan or "auto"', "Plan(mesh, ...)")
     if isinstance(model, ParallelModule):
         raise UserError("model", type(model).__name__, "a model that is not parallelized yet")
 

@@ -101,7 +101,8 @@ def lines(planning: Planning) -> Iterator[str]:
 def title(planning: Planning) -> str:
     """The first line: what was planned."""
     job = planning.job
-    flops = f"{job.model_flops / 1e15:,.4g} PFLOP"
+    amount = job.model_flops / 1e15
+    flops = f"{amount:,.0f} PFLOP" if amount >= 100 else f"{amount:.3g} PFLOP"
     return f"{job.words()}, {job.dtype}, {flops} of the model"
 
 

@@ -74,11 +74,11 @@ def test_the_first_pass_keeps_the_best(name: str, monkeypatch: pytest.MonkeyPatc
     assert find(one).best[0].seconds <= wanted * 1.01
 
 
-@pytest.mark.parametrize("fixed", [(), (("virtual", 2),), (("schedule", "zb-h1"), ("pp", 2))])
+@pytest.mark.parametrize("fixed", [(), (("virtual", 2), ("pp", 2)), (("schedule", "zb-h1"), ("pp", 2))])
 @pytest.mark.parametrize("name", ["experts", "little memory"])
 def test_predictions_of_the_search_are_those_of_the_strategy_alone(name: str, fixed: tuple) -> None:  # type: ignore[type-arg]
     one = JOBS[name]()
-    best = find(one, limits=Limits(fixed=fixed)).best[:8]
+    best = find(one, limits=Limits(fixed=fixed), keep=64).best
     assert best
     for p in best:
         (alone,) = predict(one, [p.strategy], Constants())

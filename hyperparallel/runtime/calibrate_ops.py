@@ -56,9 +56,12 @@ def _at(count: int) -> dict[str, Call]:
     wide = [x.view(-1, min(WIDE, count // 4)) for x in (a, b)]
     heads = a.view(-1, 4, HEAD).transpose(0, 1)
     layers = a.view(-1, 2, 4 * ROW)
-    sums = itertools.cycle(
-        [lambda: aten.sum(rows[0], [0], True), lambda: aten.sum(layers, [1]), lambda: aten.sum(rows[0], [1])]
-    )  # of rows, as of a bias; of few large layers, as of shared heads; of each row
+    kinds: list[Callable[[], Tensor]] = [
+        lambda: aten.sum(rows[0], [0], True),  # of rows, as of a bias
+        lambda: aten.sum(layers, [1]),  # of few large layers, as of shared heads
+        lambda: aten.sum(rows[0], [1]),  # of each row
+    ]
+    sums = itertools.cycle(kinds)
     found: dict[str, Call] = {
         "add": (lambda: aten.add(a, b), (a, b)),
         "mul": (lambda: aten.mul(a, b), (a, b)),

@@ -46,7 +46,8 @@ def test_late_accesses_cost_the_difference() -> None:
 
 def test_a_collective_costs_what_the_nearest_was_timed_at() -> None:
     assert THREADS.transfer_seconds("all_reduce", 2, 1e3) == pytest.approx((2e-6, 2e-6))
-    assert THREADS.transfer_seconds("all_to_all", 6, 1.0) == pytest.approx((7e-6, 9e-6))  # moves data, as a gather does
+    # moves data, as a gather does
+    assert THREADS.transfer_seconds("all_to_all", 6, 1.0) == pytest.approx((7e-6, 9e-6))
     assert THREADS.transfer_seconds("all_reduce", 1, 1e6) == (1e-6, 1e-6)
 
 

@@ -24,7 +24,6 @@ from torch import Tensor, fx
 from hyperparallel.graph import communication
 from hyperparallel.graph.passes.inplace import reusable
 from hyperparallel.runtime import collectives
-from hyperparallel.runtime.attention import KERNELS
 
 Bind = Callable[[tuple[str, ...]], Any]
 """From the mesh axes of a collective to this rank's group."""
@@ -127,7 +126,7 @@ class _Source:
         if isinstance(arg, (list, tuple)):
             items = ", ".join(self.value(item) for item in arg)
             return f"[{items}]" if isinstance(arg, list) else f"({items}{',' if arg else ''})"
-        return self.constant(KERNELS.get(arg, arg) if isinstance(arg, torch._ops.OpOverload) else arg)
+        return self.constant(arg)
 
     def call(self, node: fx.Node, over: int | None = None) -> str:
         """The call of a node; over: the position of the operand that its result is written to."""
@@ -154,7 +153,7 @@ class _Source:
             method += "_"
         if method:
             return f"{arguments[0]}.{method}({', '.join(arguments[1:])})"
-        function = COLLECTIVES.get(target) or KERNELS.get(target) or fast_binding(target)  # type: ignore[arg-type]
+        function = COLLECTIVES.get(target) or fast_binding(target)  # type: ignore[arg-type]
         return f"{self.constant(function)}({', '.join(arguments)})"
 
 

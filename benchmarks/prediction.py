@@ -4,8 +4,9 @@ Each setting is predicted first, from the machine's description (`hyperparallel 
 program alone, then trained for a few steps of which one is traced; every command is one that a user can
 type. Rounds go over all settings; a step's measured time is the median over rounds of the traced step, and
 beside it stands the median of the later, untraced steps. Run as
-`python -m benchmarks.prediction [--rounds N] [--only NAME] [--no-record]`; exit status 1 if the demo's step
-is off by more than `WITHIN`. Nothing in the model was fitted to these runs.
+`python -m benchmarks.prediction [--rounds N] [--only NAME] [--note TEXT] [--no-record]`; exit status 1 if
+the demo's step is off by more than `WITHIN`. No number of the model was fitted to these runs; which kernels are
+timed was chosen with the demo's profile in view.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", action="append", help="names of settings")
+    parser.add_argument("--note", action="append", default=[], help="about the machine, for the result file")
     parser.add_argument("--no-record", action="store_true", help="print, write no result file")
     given = parser.parse_args(arguments)
     settings = [one for one in SETTINGS if not given.only or one.name in given.only]
@@ -80,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tables = [steps_table(settings, found, rounds), *(kinds_table(one, found[one.name]) for one in settings)]
     print("\n".join(table.markdown() for table in tables))
     if not given.no_record:
-        report(tables, rounds).write()
+        report(tables, rounds, given.note).write()
     demo = found.get(SETTINGS[0].name)
     return 0 if demo is None or abs(demo.step_error) <= WITHIN else 1
 
@@ -136,14 +138,17 @@ def kinds_table(one: Setting, found: Comparison) -> Table:
         for row in found.kinds
         if max(row.predicted, row.measured) >= 1e-4
     ]
-    notes = ("mean over ranks, by each rank's clock: time off the core counts where it is spent",)
+    notes = (
+        "mean over ranks, by each rank's clock: time off the core counts in the kind that was interrupted, so "
+        "kinds are less certain than the step",
+    )
     return Table(f"Seconds by kind: {one.name}", ("kind", "predicted, ms", "measured, ms", "error"),
                  tuple(rows), notes)  # fmt: skip
 
 
-def report(tables: Sequence[Table], rounds: dict[str, list[Round]]) -> Report:
+def report(tables: Sequence[Table], rounds: dict[str, list[Round]], said: Sequence[str]) -> Report:
     threads = Cluster.load("laptop").device.threads
-    notes = [f"description: {threads.source if threads else 'not calibrated'}"]
+    notes = [f"description: {threads.source if threads else 'not calibrated'}", *said]
     raw = {name: [(r.traced.step_seconds, r.untraced_s) for r in found] for name, found in rounds.items()}
     title = "Predicted against measured training steps on this machine"
     return Report(

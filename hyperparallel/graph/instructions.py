@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode  # private, checked on torch 2.13
+from torch.utils._python_dispatch import TorchDispatchMode  # private, checked on torch 2.13
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from hyperparallel.errors import CaptureError
@@ -31,6 +32,8 @@ from hyperparallel.graph.reuse import storage, tensors, with_reuse
 from hyperparallel.graph.update_work import FUSED_ADAM, UpdateWork
 from hyperparallel.plan.simulate.program import Accesses, Instruction
 from hyperparallel.shard.prices import MATMULS, VIEWS
+
+aten = torch.ops.aten
 
 NORMS = ("native_layer_norm", "native_group_norm", "batch_norm", "softmax", "log_softmax", "safe_softmax")
 
@@ -163,6 +166,24 @@ def _called(node: fx.Node) -> Any:
     return node.args[0] if node.target is unless_empty else node.target
 
 
+class _Recording(TorchDispatchMode):
+    """Lists the ops that are called inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.parts: list[Instruction] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        kind = kind_of(func)
+        if kind != "view" and func.namespace == "aten":
+            read = _touched(func, tensors((args, kwargs)))
+            touched = sum(x.numel() * x.element_size() for x in (*read, *tensors(result)))
+            one = Instruction(str(func), kind, num_bytes=float(touched), kernel=_kernel(func))
+            self.parts.append(one)
+        return result
+
+
 class _Sizes:
     """Runs nodes on fake tensors and counts what they do."""
 
@@ -185,7 +206,7 @@ class _Sizes:
     def run(self, node: fx.Node) -> dict[str, Any]:
         """Make a node's result; its flops, traffic and dtype."""
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda used: self.made[used])
-        with self.mode, torch.no_grad():
+        with self.mode, torch.no_grad(), _Recording() as recording:
             self.made[node] = result = self._result(node, args, kwargs)
         read, written = tensors((args, kwargs)), tensors(result)
         if node.target in communication.STARTS or node.target is communication.wait:
@@ -196,8 +217,10 @@ class _Sizes:
         if may_pass_on and {*map(storage, written)} <= {*map(storage, read)}:
             return known
         touched = sum(x.numel() * x.element_size() for x in (*_touched(called, read), *written))
-        if kind_of(called) in ("view", "other"):
+        if kind_of(called) == "view":
             known["kernel"] = "clone"
+        if not isinstance(called, torch._ops.OpOverload):
+            known["parts"] = tuple(recording.parts)  # a helper costs what the ops cost that it calls
         own = args[WRAPPED:] if node.target is unless_empty else args
         flops = _flops(called, own, kwargs, result)
         return {**known, "num_bytes": float(touched), "flops": flops, "sizes": _product_sizes(called, read)}
@@ -247,7 +270,7 @@ def _kernel(called: Any) -> str:
 
 def _touched(called: Any, read: list[Tensor]) -> list[Tensor]:
     """What an op reads; of a table the rows that it looks up are as many as it makes, and counted there."""
-    return read[1:] if called is torch.ops.aten.embedding.default else read
+    return read[1:] if called in (aten.embedding.default, aten.gather.default) else read
 
 
 def _product_sizes(called: Any, read: Sequence[Tensor]) -> tuple[int, ...]:

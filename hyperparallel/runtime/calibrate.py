@@ -63,7 +63,7 @@ Key = tuple[str | float, ...]
 """Names one figure: ("fp32", m, n, k), ("memory", elements), ("kernel", name, work), ("reuse", bytes),
 ("launch",), ("call",), ("copy",)."""
 
-LARGE_FLOPS = 3e8
+LARGE_FLOPS = 1e8
 PIECE_ELEMENTS = 1 << 14
 REUSE_BYTES = tuple(12 * PIECE_ELEMENTS * 4**i for i in range(5))
 """0.2 to 50 MB: from a core's own cache to memory."""

@@ -5,8 +5,8 @@ program alone, then trained for a few steps of which one is traced; every comman
 type. Rounds go over all settings; a step's measured time is the median over rounds of the traced step, and
 beside it stands the median of the later, untraced steps. Run as
 `python -m benchmarks.prediction [--rounds N] [--only NAME] [--note TEXT] [--no-record]`; exit status 1 if
-the demo's step is off by more than `WITHIN`. No number of the model was fitted to these runs; which kernels are
-timed was chosen with the demo's profile in view.
+the demo's step is off by more than `WITHIN`. No number of the model was fitted to these runs; which kernels
+are timed was chosen with the demo's profile in view.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def kinds_table(one: Setting, found: Comparison) -> Table:
         if max(row.predicted, row.measured) >= 1e-4
     ]
     notes = (
-        "mean over ranks, by each rank's clock: time off the core counts in the kind that was interrupted, so "
-        "kinds are less certain than the step",
+        "mean over ranks, by each rank's clock: time off the core counts in the kind that was interrupted, "
+        "so kinds are less certain than the step",
     )
     return Table(f"Seconds by kind: {one.name}", ("kind", "predicted, ms", "measured, ms", "error"),
                  tuple(rows), notes)  # fmt: skip

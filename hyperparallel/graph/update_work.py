@@ -65,6 +65,8 @@ class _Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.partition("::")[2]
+        if name.startswith("_record_function"):  # the profiler's own
+            return result
         if name.strip("_") not in (*VIEWS, "detach") and name != "_local_scalar_dense":
             written = [x for x, arg in zip(args, func._schema.arguments, strict=False) if _is_written(arg)]
             values = pytree.tree_leaves((args, kwargs, written or result))

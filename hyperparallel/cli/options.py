@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hyperparallel.errors import UserError
-from hyperparallel.layout import Mesh
+
+if TYPE_CHECKING:
+    from hyperparallel.layout import Mesh
 
 MODEL_HELP = "Recipe, folder with a Hugging Face config.json, or module:function."
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
@@ -32,6 +34,8 @@ def parse_mesh(text: str) -> Mesh:
     >>> parse_mesh("dp=2,tp=4").shape
     (2, 4)
     """
+    from hyperparallel.layout import Mesh
+
     names, sizes = [], []
     for part in text.split(","):
         name, equals, size = part.partition("=")

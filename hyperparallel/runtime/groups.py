@@ -96,6 +96,15 @@ class Groups:
         """Every group made so far, in the order of making."""
         return tuple(self._made.values())
 
+    def close(self) -> None:
+        """Let go of the process groups and carriers; no collective can be made afterwards.
+
+        A process group's threads end with the last reference to it. One that is still letting go of a
+        tensor when Python finalises aborts the process (torch 2.13: it wants the interpreter's lock).
+        """
+        for group in self._made.values():
+            group.carrier = group.handle = None
+
     def _make(self, ranks: tuple[int, ...], name: str = "") -> None:
         group = Group(ranks, self.rank, None, name)
         if self._connected and group.size > 1:

@@ -92,7 +92,11 @@ class MessageCarrier:
         if group.handle is None:
             raise group.refuse("a collective")
         self.group = group
-        self.handle: Any = group.handle
+
+    @property
+    def handle(self) -> Any:
+        """Asked of the group each time, so that `Groups.close` can end it."""
+        return self.group.handle
 
     def all_reduce(self, x: Tensor, op: str) -> Pending:
         if x.numel() == 0:

@@ -126,6 +126,7 @@ def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Itera
     try:
         groups = Groups.of_default(timeout)
         yield Session(ranks.rank, ranks.world_size, ranks.local_rank, device, groups)
+        groups.close()  # not after an error: it waits for collectives under way, and a peer may be gone
     finally:
         dist.destroy_process_group()
 

@@ -12,6 +12,7 @@ import os
 import pickle
 import re
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -97,6 +98,7 @@ def work(
     os.environ["OMP_NUM_THREADS"] = str(job.threads)
     os.environ["GLOO_SOCKET_IFNAME"] = host.LOOPBACK
     torch.set_num_threads(job.threads)
+    _forget_compile_threads()
     reporter = Reporter(pipe, ranks.rank, job.steps)
     try:
         with open_session(ranks, timeout=job.timeout) as session:
@@ -110,6 +112,16 @@ def work(
     except Exception as error:
         reporter.failure(error)
         raise SystemExit(1) from None
+
+
+def _forget_compile_threads() -> None:
+    """A fork copies Inductor's pool of threads but not the threads: what is given to it never runs.
+
+    Torch 2.13 forgets its pool of processes in a forked child, not this one.
+    """
+    module = sys.modules.get("torch._inductor.async_compile")
+    if module is not None:
+        module.AsyncCompile.pool.cache_clear()
 
 
 def _leave(number: int, frame: object) -> None:

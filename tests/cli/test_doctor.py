@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperparallel.cli import doctor, machine
+from hyperparallel.cli import diagnosis, machine
 from hyperparallel.cli.machine import Finding
 from hyperparallel.cluster.calibration import Timings
 from hyperparallel.cluster.presets import preset
@@ -38,7 +38,7 @@ def test_this_machine_is_read() -> None:
     ],
 )
 def test_verdicts_follow_from_the_findings(extra: list[Finding], said: str) -> None:
-    assert said in "\n".join(doctor.verdicts([*GOOD, *extra]))
+    assert said in "\n".join(diagnosis.verdicts([*GOOD, *extra]))
 
 
 @pytest.mark.pure
@@ -71,7 +71,7 @@ def test_calibrating_writes_what_the_laptop_preset_reads(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("hyperparallel.runtime.calibrate.measure", measured)
-    said = "\n".join(doctor.calibrated(2))
+    said = "\n".join(diagnosis.calibrated(2))
     assert asked == [2] and preset("laptop").num_devices == 2
     assert "40 GFLOP/s fp32" in said and str(tmp_path) in said
     assert [path.name for path in (tmp_path / "hyperparallel").iterdir()] == ["laptop.yaml"]
@@ -84,7 +84,7 @@ def test_a_cache_folder_that_cannot_be_written_is_said_before_timing(
     (tmp_path / "hyperparallel").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(UserError, match="cache folder"):
-        doctor.calibrated(2)
+        diagnosis.calibrated(2)
 
 
 @pytest.mark.fake

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 from torch.distributed.tensor import DTensor
 
 from hyperparallel.errors import CaptureError, PlanError
@@ -298,8 +299,10 @@ def test_nested_batches_and_a_named_loss() -> None:
     on_ranks(2, check)
 
 
-@pytest.mark.timeout(420)  # Inductor starts cold: C++ compilers on two busy cores
+@pytest.mark.timeout(240)  # Inductor starts cold: C++ compilers on two busy cores
 def test_compiled_regions_give_the_same_losses() -> None:
+    if get_compile_threads() > 1:  # as after a compilation here: the ranks are forked with such a pool
+        AsyncCompile.pool().submit(int).result()
     ids = integers(11, 4, 6)
     batch = {"ids": ids, "labels": ids}
 
@@ -313,7 +316,7 @@ def test_compiled_regions_give_the_same_losses() -> None:
         )
         return losses(eager), losses(compiled)
 
-    for eager, compiled in on_ranks(2, check, timeout=400):
+    for eager, compiled in on_ranks(2, check, timeout=220):
         assert compiled == pytest.approx(eager, rel=1e-5) and eager[2] < eager[0]
 
 

@@ -32,6 +32,15 @@ ONE_EXCHANGE = (
 )
 """Ops whose local form reduces once over ranks; the others that do need two, such as a maximum and a sum."""
 
+SCORED = (
+    "log_softmax",
+    "log_softmax_backward_data",
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+)
+"""Ops of a loss over classes. Their four exchanges are priced with the latency of one together: gathering
+the scores could save the others' on a small model, and is what a long batch has no memory for."""
+
 
 def kind(op: Op) -> str:
     """The op's name without namespace, overload and underscores.
@@ -105,5 +114,8 @@ def op_seconds(
     if choice.inside_fraction:
         first = next(value for value in op.outputs if value)
         received = choice.inside_fraction * num_bytes[first]
-        seconds += (1 if kind(op) in ONE_EXCHANGE else 2) * rates.collective_seconds(axis, received)
+        exchange = rates.collective_seconds(axis, received)
+        if kind(op) in SCORED:
+            exchange -= 0.75 * rates.latency_seconds
+        seconds += (1 if kind(op) in ONE_EXCHANGE else 2) * exchange
     return seconds

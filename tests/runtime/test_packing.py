@@ -103,7 +103,7 @@ def one_message(rank: int) -> None:
             calls.append(name)
             return getattr(handle, name)
 
-    carrier.handle = Counting()
+    group.handle = Counting()
     xs = [torch.rand(3, 4), torch.rand(5), torch.rand(2, 2)]
     collectives.all_gather_many_start(xs, [1, 0, 0], [[4, 4], [5, 5], [2, 2]], group).wait()
     assert calls == ["_allgather_base"]

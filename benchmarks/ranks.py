@@ -1,7 +1,8 @@
 """Local ranks for a benchmark: fork, join a gloo group, run one function, bring back its result.
 
 Every rank computes with one thread, so that as many ranks as cores do not fight. The first rank
-that raises ends the others, and its traceback is what the caller sees. No restarts, no remote
+that raises ends the others, and its traceback is what the caller sees. Freed memory stays with the
+process, as in ranks that the library launches: here for every program alike. No restarts, no remote
 machines: what the library itself offers for that is not what these benchmarks measure.
 """
 
@@ -20,6 +21,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from hyperparallel.runtime.host import keep_freed_memory
 
 Result = TypeVar("Result")
 
@@ -85,6 +88,7 @@ def rank_main(
 ) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
+    keep_freed_memory()
     try:
         dist.init_process_group(
             "gloo",

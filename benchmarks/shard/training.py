@@ -229,6 +229,7 @@ def training_table(
     notes = (
         f"{rounds} interleaved rounds of one step after {WARMUP_STEPS} warm-up steps; median "
         "(quartiles); CPU: all threads of a rank, mean of ranks; wall: the slower rank",
+        "freed memory stays with the processes, for every program alike",
         f"the loss error is the largest of the first {WARMUP_STEPS} steps against one device",
     )
     raw = {name: [dataclasses.astuple(s) for s in taken] for name, taken in merged.items()}

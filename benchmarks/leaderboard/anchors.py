@@ -8,7 +8,7 @@ Activations: Korthikanti et al. 2022 (arXiv:2205.05198), bytes of one layer on o
 
 Weights and optimizer: Megatron-Core's distributed-optimizer guide: 18 bytes for each parameter of the first
 stage, 6 + 12 / d with the optimizer cut over d ranks. Both are formulas that the measured totals of these
-papers follow; measured peaks are those of the tables' "peak GiB" rows.
+papers follow; measured peaks are those of the tables' "peak GiB" rows: torchtitan logs `max_reserved`.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def state_anchors() -> list[Anchor]:
 
 
 def peaks(cases: Sequence[Case], rows: Priced) -> list[Anchor]:
-    """Measured peaks of memory."""
+    """Measured peaks of what an allocator reserved."""
     chosen = [i for i, case in enumerate(cases) if case.memory_bytes]
-    return [Anchor(cases[i].name, float(rows.needed(i)), cases[i].memory_bytes) for i in chosen]
+    return [Anchor(cases[i].name, rows.reported(i), cases[i].memory_bytes) for i in chosen]
 
 
 def called_out_of_memory(cases: Sequence[Case], rows: Priced) -> list[str]:

@@ -57,12 +57,13 @@ class Skipped:
 @dataclass
 class Priced:
     """All cases as rows to price: `owner` is the case of a row, `memory` the bytes it needs, `fits` whether
-    there are as many, `whole` whether the whole step was timed."""
+    there are as many, `reserved` what an allocator reports, `whole` whether the whole step was timed."""
 
     rows: Rows
     owner: npt.NDArray[np.int64]
     fits: npt.NDArray[np.bool_]
     memory: Array
+    reserved: Array
     whole: npt.NDArray[np.bool_]
 
     def seconds(self, constants: Constants) -> Array:
@@ -76,6 +77,10 @@ class Priced:
     def needed(self, case: int) -> float:
         """Bytes on the fullest rank of a case (of its smallest choice)."""
         return float(self.memory[self.owner == case].min())
+
+    def reported(self, case: int) -> float:
+        """Bytes that an allocator reports there."""
+        return float(self.reserved[self.owner == case].min())
 
 
 def priced(cases: Sequence[Case]) -> Priced:
@@ -95,7 +100,8 @@ def priced(cases: Sequence[Case]) -> Priced:
     rows = Rows.joined(parts)
     place = np.array(owner)
     capacity = np.array([cases[i].cluster.capacity_bytes for i in owner])
-    memory = memory_of(rows).total
+    peaks = memory_of(rows)
+    memory = peaks.total
     for index, case in enumerate(cases):
         if case.recompute_unknown:
             memory[place == index] = _least_memory(case, float(memory[place == index][0]))
@@ -104,7 +110,7 @@ def priced(cases: Sequence[Case]) -> Priced:
     found = np.zeros(len(cases), bool)
     np.logical_or.at(found, place, fits)
     fits |= ~found[place]  # none fits: any may have run
-    return Priced(rows, place, fits, memory, np.array([cases[i].whole_step for i in owner]))
+    return Priced(rows, place, fits, memory, peaks.reserved, np.array([cases[i].whole_step for i in owner]))
 
 
 def _least_memory(case: Case, without: float) -> float:

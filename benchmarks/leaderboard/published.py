@@ -153,7 +153,7 @@ def _strategy(row: Mapping[str, str], number: Mapping[str, int], facts: Source, 
     tp, pp = number.get("tp", 1), number.get("pp", 1)
     micro = number.get("mbs", 1)
     if row["source"] == "torchtitan" and pp > 1:
-        micro = 1  # the column is the local batch; its pipeline schedules run microbatches of one
+        micro = max(micro // pp, 1)  # the column is the local batch, cut into as many microbatches as stages
     recompute = {"full": "full", "selective": "selective", "SAC": "alternate"}.get(
         row["recompute"], facts.recompute
     )

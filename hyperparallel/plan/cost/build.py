@@ -21,8 +21,13 @@ LOSS_BYTES, UNFUSED_LOSS_BYTES = 24.0, 85.0
 products; else about a dozen passes in 32 bits (cast, maximum, shift, exponential, sum, gradient)."""
 
 
-LOGIT_BYTES, UNFUSED_LOGIT_BYTES = 6.0, 14.0
-"""Alive for one logit: 16 and 32 bits; else also its logarithmic softmax and gradient in 32 bits."""
+LOGIT_BYTES, UNFUSED_LOGIT_BYTES, CUT_LOGIT_BYTES = 6.0, 12.0, 16.0
+"""Alive for one logit: 16 and 32 bits; else the logarithmic softmax and the gradients of loss and logits in
+32 bits; over a cut vocabulary a fourth, their exponentials (`torch.distributed.tensor.parallel.loss`)."""
+
+NORM_BYTES, UNFUSED_NORM_BYTES = 4.0, 8.0
+"""Of an element of the last norm, alive beside the logits: its input and output (Korthikanti et al. 2022,
+section 4.3); without a fused norm also the input in 32 bits."""
 
 
 TP_COPIES = 3.0
@@ -68,11 +73,13 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
     layers = float(model.num_layers + model.mtp * len(extra))
     tokens = c.microbatch * seq / c.cp
     ends = model.embedding_params + np.where(c.pp == 1, model.head_params, 0.0)
+    norm = np.where(c.fused_loss > 0, NORM_BYTES, UNFUSED_NORM_BYTES)
     row: dict[str, Value] = {
         "layers": layers,
         "microbatches": microbatches,
         "params": each(params) / c.pp + ends / c.tp,
         "embedding": float(model.embedding_params + model.head_params) / c.tp,
+        "ends": ends / c.tp,
         "expert_params": each(expert_params) / c.pp,
         "boundary_bytes": 2.0 * tokens * model.hidden / c.tp,
         "saved_bytes": each(saved) / layers,
@@ -81,7 +88,11 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
         "logits": tokens * model.vocab / c.tp,
         "offload": c.offload,
         "gradient_bytes": np.where(KEPT_BYTES[c.dtype.astype(int)] < 2.0, 2.0, 4.0),
-        "logit_bytes": np.where(c.fused_loss > 0, LOGIT_BYTES, UNFUSED_LOGIT_BYTES),
+        "logit_bytes": np.where(
+            c.fused_loss > 0, LOGIT_BYTES, np.where(c.tp > 1, CUT_LOGIT_BYTES, UNFUSED_LOGIT_BYTES)
+        ),
+        "norm_bytes": tokens * model.hidden * (norm / np.where(c.sp > 0, c.tp, 1.0) + 2.0 * (c.tp > 1)),
+        "dtype": c.dtype,
         "tokens": np.asarray(global_batch) * float(seq),
     }
     return flatten(segments, c, cluster, row, first, shape)

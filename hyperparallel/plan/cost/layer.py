@@ -11,7 +11,9 @@ With T = microbatch * seq / cp tokens on a rank and 2-byte elements:
                out and back, topk / tp of them
     saved      the input of every product (once where several share it), queries, keys, values, inputs of
                norms and activations, dropout masks; explicit attention also 5 bytes for each score
-               (Korthikanti et al. 2022, arXiv:2205.05198, whose totals this reproduces)
+               (Korthikanti et al. 2022, arXiv:2205.05198, whose totals this reproduces). "alternate" keeps
+               the layer's input, the core's output, outputs of every other product that backward needs, and
+               half of the experts' (torchtitan's selective checkpoints of single operators, compiled)
 
 Experts are balanced. Left out: padding of uneven heads, token dropping.
 """
@@ -75,9 +77,12 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
     forward.stream(norm_bytes, layer.norms)
     saved = saved + 2.0 * layer.norms * at.tokens * at.hidden / shared
     core_saved: Value = 0.0
+    alternate: Value = 2.0 * at.tokens * at.hidden / shared
+    products = 0
     for part in parts:
         if isinstance(part, Moe):
-            saved = saved + _experts(part, forward, at)
+            routed = _experts(part, forward, at)
+            saved, alternate = saved + routed, alternate + routed / 2
             expert_params = expert_params + sum(x.params for x in part.routed(at.hidden)) / (c.ep * c.etp)
             dense = [*part.router(at.hidden), *part.shared(at.hidden)]
             saved = saved + _products(dense, forward, at)
@@ -89,7 +94,10 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
             else:
                 kept, scores = _core(part, core, at)
                 saved, core_saved = saved + kept, core_saved + scores
+                alternate = alternate + _core_output(part, at)
                 params = params + part.vector_params
+        alternate = alternate + _every_other(dense, products, at)
+        products += len(dense)
         if not (isinstance(part, Moe) and not part.shared_width):
             _tensor_parallel(forward, at)
         residual = 6.0 + (1.0 if at.dropout else 0.0)
@@ -102,7 +110,7 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
         forward.scaled(np.where(c.recompute == FULL, 1.0, np.where(c.recompute == ALTERNATE, 0.5, 0.0))),
     )
     whole = saved + core_saved
-    saved = np.where(c.recompute == ALTERNATE, saved / 2, saved)
+    saved = np.where(c.recompute == ALTERNATE, np.minimum(alternate, saved), saved)
     saved = np.where(c.recompute == FULL, 2.0 * at.tokens * at.hidden / shared, saved)
     saved = saved + np.where((c.recompute == 0) | (c.recompute == ALTERNATE), core_saved, 0.0)
     backward = _backward(forward, at)
@@ -115,6 +123,25 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
         params,
         expert_params,
     )
+
+
+def _every_other(linears: Sequence[Linear], before: int, at: _Sizes) -> Value:
+    """Bytes of the outputs of every other product, the layer's first, third and so on, after `before` others.
+    Those cut along their inputs are summed into the residual, which no backward needs."""
+    saved: Value = 0.0
+    for index, linear in enumerate(linears, start=before):
+        if index % 2 == 0 and linear.cut != "in":
+            rows = at.candidates.microbatch if linear.per_sample else at.tokens
+            saved = saved + 2.0 * rows * linear.outputs / (at.tp if linear.cut == "out" else 1.0)
+    return saved
+
+
+def _core_output(part: Attention | StateSpace, at: _Sizes) -> Value:
+    """Bytes of what the part between the projections gives, with the sums of fused attention's softmax."""
+    if not isinstance(part, Attention):
+        return 2.0 * at.tokens * part.inner / at.tp
+    sums = np.where(at.candidates.flash > 0, 4.0, 0.0)
+    return at.tokens * part.heads * (2.0 * part.value_dim + sums) / at.tp
 
 
 def _held(linears: Sequence[Linear], tp: Value) -> Value:

@@ -9,7 +9,7 @@ from benchmarks.leaderboard.anchors import activation_anchors, state_anchors
 from hyperparallel.cluster.presets import preset
 from hyperparallel.plan.cost.build import rows_of
 from hyperparallel.plan.cost.constants import Constants
-from hyperparallel.plan.cost.memory import memory_of, microbatches_held
+from hyperparallel.plan.cost.memory import held_last, memory_of, microbatches_held
 from hyperparallel.plan.cost.price import step_seconds
 from hyperparallel.plan.strategy import Candidates, Strategy
 from hyperparallel.workload.presets import gpt, model_preset
@@ -58,6 +58,41 @@ def test_microbatches_held() -> None:
     assert microbatches_held(8 * one, 64 * one, one, 0 * one)[0] == 8
     assert microbatches_held(8 * one, 64 * one, 2 * one, 0 * one)[0] == 11.5
     assert microbatches_held(8 * one, 64 * one, one, one)[0] == 64
+
+
+def test_the_last_stage_holds_least_unless_all_is_kept() -> None:
+    one = np.ones(1)
+    assert held_last(8 * one, 64 * one, one, 0 * one)[0] == 1
+    assert held_last(8 * one, 64 * one, 2 * one, 0 * one)[0] == 4.5  # 9 of its 16 chunks
+    assert held_last(8 * one, 64 * one, one, one)[0] == 64
+
+
+def _memory(model: str, seq: int, batch: float, strategy: Strategy):  # type: ignore[no-untyped-def]
+    cluster = preset("h100", strategy.devices)
+    return memory_of(rows_of(model_preset(model), cluster, seq, batch, Candidates.of([strategy])))
+
+
+def test_the_stage_with_the_logits_can_be_the_fullest() -> None:
+    """GPipe keeps every microbatch on the last stage too; there the logits come on top."""
+    few, many = (
+        _memory("llama3.1-8b", 8192, 8.0, Strategy(pp=4, schedule=x, fused_loss=False))  # type: ignore[arg-type]
+        for x in ("1f1b", "gpipe")
+    )
+    assert many.working[0] - few.working[0] > 0.0
+    assert many.activations[0] / few.activations[0] == pytest.approx(2.0)
+
+
+def test_zero_3_gathers_once_a_step_in_a_pipeline() -> None:
+    """Whole parameters, in 8 bits where products are, and whole gradients; else only 32-bit shards."""
+    low, high, flat = (
+        _memory("llama3.1-405b", 8192, 64.0, Strategy(tp=8, pp=p, dp=8, zero=3, sp=True, dtype=d))
+        for p, d in ((8, "fp8"), (8, "bf16"), (1, "bf16"))
+    )
+    assert high.parameters[0] == pytest.approx(high.gradients[0] / 2)
+    share = low.parameters[0] / high.parameters[0]
+    assert 0.5 < share < 0.55  # the embedding keeps 16 bits
+    assert flat.parameters[0] == 0.0
+    assert high.reserved[0] > high.total[0] - high.overhead[0]
 
 
 def test_parts_add_up_and_zero_cuts_states() -> None:

@@ -4,8 +4,9 @@ In a pipeline that is the first stage, which holds the most microbatches, or the
 With p stages, m microbatches and v chunks a stage they keep, in units of the activations of one microbatch in
 their layers (at most m):
 
-    1F1B, zero-bubble   min(p, m) and 1    interleaved   min(p, m) + (p - 1) / v and p - (p - 1) / v
-    GPipe               m and m            (Korthikanti et al. 2022, section 4.2.3)
+    1F1B    min(p, m) and 1    interleaved   min(p, m) + (p - 1) / v and p - (p - 1) / v
+    GPipe   m and m            zb-h1         min(p, m) on every stage, whose weights' gradients wait
+    (Korthikanti et al. 2022, section 4.2.3; Qi et al. 2024, arXiv:2401.10241)
 
     parameters   2 bytes for each element held . ZeRO-3 keeps only the optimizer's 32-bit shards and
                  casts while it gathers; with a pipeline it gathers once a step and reduces gradients at its
@@ -51,7 +52,7 @@ CACHED_SHARE = 0.18
 8B reserved 1.20 times what was active (pytorch/torchtitan pull request 135); chosen by torchtitan's peaks."""
 
 FP8 = DTYPES.index("fp8")
-GPIPE = SCHEDULES.index("gpipe")
+GPIPE, ZB = SCHEDULES.index("gpipe"), SCHEDULES.index("zb-h1")
 
 
 @dataclass
@@ -95,7 +96,8 @@ def held_last(p: Array, m: Array, v: Array, schedule: Array) -> Array:
     >>> held_last(4 * one, 16 * one, 2 * one, 0 * one)
     array([2.5])
     """
-    return np.where(schedule == GPIPE, m, np.minimum(p - (p - 1) / v, m))
+    last = np.where(schedule == ZB, p, p - (p - 1) / v)
+    return np.where(schedule == GPIPE, m, np.minimum(last, m))
 
 
 def memory_of(rows: Rows) -> Memory:

@@ -10,8 +10,8 @@ With t the time of a microbatch in one pipeline stage, m microbatches, p stages 
 
     step = m * t_longest + (p - 1) / v * t + gradients + optimizer + constant
 
-(1F1B and interleaved: arXiv:2104.04473; zero-bubble: arXiv:2401.10241). Gradients travel beside the last
-backward where `overlap` says so. docs/simulator.md states every term.
+(1F1B and interleaved: arXiv:2104.04473; zb-h1, arXiv:2401.10241: `zero_bubble_seconds` for the second term).
+Gradients travel beside the last backward where `overlap` says so. docs/simulator.md states every term.
 """
 
 from __future__ import annotations
@@ -186,8 +186,14 @@ def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = 
     longest = np.maximum(longest, last)
     boundary = collective_seconds(np.full(length, 4.0), r["boundary_bytes"], rows.groups["pp"], constants)
     sends = 2.0 * v * boundary * np.where((r["overlap"] > 0) & (v > 1), constants.exposed, 1.0)
-    cold = np.where(r["schedule"] == ZB, 1.0 / 3.0, 1.0) * (p - 1) / v
-    bubble = cold * (stage + sends) + m * (longest - stage - head / p)
+    forward, backward, again = (
+        per_row(t.compute + t.tensor + t.dispatch + t.fsdp, weight * (rows.segment_pass == which)) / p
+        for which in (FORWARD, BACKWARD, AGAIN)
+    )
+    more = np.maximum(last - stage, 0.0)  # what the last stage has beyond a mean one
+    halves = zero_bubble_seconds(p, m, forward, backward, again, more)
+    cold = np.where(r["schedule"] == ZB, halves, (p - 1) / v * stage)
+    bubble = cold + (p - 1) / v * sends + m * (longest - stage - head / p)
     gradients, travel_gradients = gradient_seconds(rows, stage, constants)
     optimizer = _optimizer(rows, constants)
     exposed_tensor = m * (messages / p + params_wait / p + sends)
@@ -197,6 +203,29 @@ def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = 
     seconds = sum(parts[1:], start=parts[0])
     moved = m * (per_row(t.travel, weight + is_head) + per_row(t.gather, weight)) / p + m * 2.0 * v * boundary
     return StepTime(seconds, *parts, moved + travel_gradients)
+
+
+def zero_bubble_seconds(
+    p: Array, m: Array, forward: Array, backward: Array, again: Array, head: Array | float = 0.0
+) -> Array:
+    """What zb-h1 loses once a step, where weights' gradients take half of the backward, and each of forward,
+    input gradients and weights' gradients a third of the head.
+
+    With F, I and W of a stage, (p - 1) max(F, I, F + I - W), where the head's work fills what it can of the
+    last two: F + I - W ends with the weights' gradients that the last stage put off, I is of stages that have
+    time to spare. arXiv:2401.10241 loses F + I - W alone, as its ranks begin the next step each for itself;
+    here a step ends for all at once.
+
+    >>> one = np.ones(1)
+    >>> zero_bubble_seconds(4 * one, 8 * one, one, 2 * one, 0 * one)
+    array([3.])
+    """
+    weights = backward / 2
+    inputs = weights + again
+    put_off = (p - 1) * (forward + inputs - weights) - p * head / 3
+    spare = (p - 1) * inputs - (m - 1) * head
+    result: Array = np.maximum(np.maximum((p - 1) * forward, spare), put_off)
+    return result
 
 
 def gradient_seconds(rows: Rows, stage: Array, constants: Constants) -> tuple[Array, Array]:
@@ -238,4 +267,5 @@ __all__ = [
     "segment_times",
     "soft_max",
     "step_seconds",
+    "zero_bubble_seconds",
 ]

@@ -29,7 +29,6 @@ LEAST_GAIN = 0.003
 """Share of the step below which an uneven split isn't worth its irregularity."""
 
 SOLVER_SECONDS = 1.0
-COLD = {"zb-h1": 1.0 / 3.0}
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,7 @@ class _Facts:
     capacity: float
     host_room: float
     head: float
+    cold: float
 
     @property
     def stages(self) -> int:
@@ -75,11 +75,11 @@ def closed_seconds(prices: Prices, split: Split) -> float:
     ranks[(facts.stages - 1) % strategy.pp] += facts.head
     chunks = [sum(prices.layer(kind, action) for kind, action in layers) for layers in split.stages]
     longest = max(*ranks, strategy.virtual * max(chunks))
-    return facts.microbatches * longest + _cold(strategy) / facts.stages * total
+    return facts.microbatches * longest + _cold(prices) / facts.stages * total
 
 
-def _cold(strategy: Strategy) -> float:
-    return COLD.get(strategy.schedule, 1.0) * (strategy.pp - 1)
+def _cold(prices: Prices) -> float:
+    return prices.cold_share() * (prices.strategy.pp - 1)
 
 
 def _facts(prices: Prices) -> _Facts:
@@ -115,6 +115,7 @@ def _facts(prices: Prices) -> _Facts:
         max(job.cluster.capacity_bytes, held + working + prices.in_flight() * count * prices.own_saved()),
         room,
         head.compute + head.tensor,
+        _cold(prices),
     )
 
 
@@ -131,7 +132,7 @@ def _solve(facts: _Facts) -> dict[tuple[int, int, int], int] | None:
     s, stages = facts.strategy, facts.stages
     program = IntegerProgram()
     longest = program.column(float(facts.microbatches), most=math.inf)
-    cold = _cold(s) / stages
+    cold = facts.cold / stages
     columns: dict[tuple[int, int, int], int] = {}
     for stage in range(stages):
         for run, (_, count) in enumerate(facts.runs):

@@ -21,11 +21,11 @@ from hyperparallel.mpmd import Action, Message, schedule
 from hyperparallel.plan.cost.collectives import KINDS, collective_seconds
 from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.cost.memory import microbatches_held
-from hyperparallel.plan.cost.price import SegmentTimes, gradient_seconds, step_seconds
+from hyperparallel.plan.cost.price import SegmentTimes, gradient_seconds, step_seconds, zero_bubble_seconds
 from hyperparallel.plan.cost.rows import HEAD
 from hyperparallel.plan.search.job import Job
 from hyperparallel.plan.search.pricing import Table
-from hyperparallel.plan.search.stages import Split, even_split
+from hyperparallel.plan.search.stages import Split, even_split, layer_kinds
 from hyperparallel.plan.search.traffic import dimension_names, shares
 from hyperparallel.plan.simulate import Piece, Pieces, Timeline, pipeline_tasks, simulate
 from hyperparallel.plan.strategy import RECOMPUTE, Candidates, Strategy
@@ -126,6 +126,21 @@ class Prices:
         """All exposed seconds of a layer and microbatch."""
         whole = self.forward(kind, action).plus(self.backward(kind, action)).plus(self.again(kind, action))
         return whole.compute + whole.tensor + whole.experts + whole.gather + whole.copy
+
+    def cold_share(self) -> float:
+        """Of a stage's seconds for a microbatch, what each stage but one costs once a step."""
+        if self.strategy.schedule != "zb-h1":
+            return 1.0
+        action, kinds = self.strategy.recompute, layer_kinds(self.job)
+        passes = [
+            np.array(sum(p.compute + p.tensor + p.experts + p.gather for p in found))
+            for found in (
+                [self.forward(kind) for kind in kinds],
+                [self.backward(kind) for kind in kinds],
+                [self.again(kind, action) for kind in kinds],
+            )
+        ]
+        return float(zero_bubble_seconds(np.array(2.0), np.array(1.0), *passes) / sum(passes))
 
     def saved_bytes(self, action: str) -> float:
         """Kept on the device from forward to backward by one layer, a mean over kinds."""
@@ -273,6 +288,7 @@ class _Builder:
         count = max(1, min(self.parts, len(layers)))
         bounds = [round(i * len(layers) / count) for i in range(count + 1)]
         held = sum(p.saved_bytes(recompute) for _, recompute in layers)
+        held += 2.0 * p.row["boundary_bytes"] / p.strategy.virtual if p.strategy.pp > 1 else 0.0
         found: list[Piece] = []
         backward = kind != "F"
         for i in range(count):

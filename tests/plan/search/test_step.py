@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
+from hyperparallel.cluster.presets import preset
 from hyperparallel.mpmd.bubble import bubble_share
 from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.search.find import find
@@ -14,6 +16,7 @@ from hyperparallel.plan.search.pricing import predict
 from hyperparallel.plan.search.stages import Split, even_split
 from hyperparallel.plan.search.step import MOST_ACTIONS, Prices, simulated_step
 from hyperparallel.plan.strategy import Strategy
+from hyperparallel.workload.presets import gpt
 from tests.plan.search.sample import job, tight
 
 pytestmark = pytest.mark.pure
@@ -58,6 +61,25 @@ def test_bubbles_are_those_of_the_schedule(pp: int, virtual: int, schedule: str)
     assert 1 - busy / length == pytest.approx(bubble_share(name, pp, count, virtual), abs=0.012)
 
 
+@pytest.mark.parametrize("recompute", ["none", "selective", "alternate", "full"])
+@pytest.mark.parametrize(
+    ("pp", "tp", "microbatches", "seq"), [(2, 1, 4, 2048), (4, 2, 8, 8192), (8, 1, 8, 4096)]
+)
+def test_zb_h1_loses_what_its_closed_form_says(
+    recompute: Literal["none", "selective", "alternate", "full"],
+    pp: int,
+    tp: int,
+    microbatches: int,
+    seq: int,
+) -> None:
+    """With the times of actual layers, where F, I and W are no thirds."""
+    strategy = Strategy(pp=pp, tp=tp, sp=tp > 1, schedule="zb-h1", recompute=recompute)
+    model = replace(gpt(4096, 16, 16, seq=seq), vocab=0)
+    one = Job(model, preset("h100", strategy.devices), seq, microbatches)
+    (closed,) = predict(one, [strategy], Constants())
+    assert closed.seconds == pytest.approx(simulated_step(one, strategy).seconds, rel=0.01)
+
+
 def test_skipped_microbatches_are_added_at_the_pace_of_the_fullest_rank() -> None:
     one = job("llama3.1-8b", batch=4096, seq=4096)
     strategy = Strategy(tp=2, pp=4, sp=True)
@@ -79,7 +101,6 @@ def test_a_step_at_scale_takes_less_than_a_second() -> None:
 
 
 def _large() -> tuple:  # type: ignore[type-arg]
-    from hyperparallel.cluster.presets import preset
     from hyperparallel.workload.presets import load_model
 
     return load_model("llama3.1-405b"), preset("h100", 98304), 8192, 12288

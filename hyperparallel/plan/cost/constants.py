@@ -53,17 +53,17 @@ class Constants:
     tensor-parallel communication that is not hidden. dispatch: on the bytes moved to sort tokens by expert.
     """
 
-    matmul: float = 0.8445
-    waves: float = 0.8077
-    attention: float = 0.4288
-    memory: float = 0.6007
-    host: float = 19.6735
+    matmul: float = 0.8447
+    waves: float = 0.8084
+    attention: float = 0.4291
+    memory: float = 0.601
+    host: float = 19.6755
     jitter: float = 0.041
-    link: float = 0.7723
-    network: float = 0.6342
-    grouped: float = 0.5596
-    exposed: float = 0.2917
-    dispatch: float = 2.3393
+    link: float = 0.7724
+    network: float = 0.6341
+    grouped: float = 0.5594
+    exposed: float = 0.2898
+    dispatch: float = 2.3426
 
     @classmethod
     def of_logs(cls, logs: npt.NDArray[np.float64]) -> Constants:

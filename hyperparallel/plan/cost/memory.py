@@ -48,8 +48,9 @@ OVERHEAD_BYTES = 2.3e9
 """No more than this: published runs (llm-foundry on A100 40 GB) filled their devices beside it."""
 
 CACHED_SHARE = 0.18
-"""Reserved beyond what is in use, of memory that comes and goes. Prior 0.2, give or take 0.1: FSDP2 on Llama
-8B reserved 1.20 times what was active (pytorch/torchtitan pull request 135); chosen by torchtitan's peaks."""
+"""Reserved beyond what is in use, of memory that comes and goes. Prior 0.2, give or take 0.1: FSDP2 reserved
+1.20 times what was active under selective checkpoints, 1.36 under full ones (pytorch/torchtitan pull request
+135); chosen by torchtitan's peaks."""
 
 FP8 = DTYPES.index("fp8")
 GPIPE, ZB = SCHEDULES.index("gpipe"), SCHEDULES.index("zb-h1")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from benchmarks.leaderboard.case import Case, Skipped
+from benchmarks.leaderboard.recipes import switches
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.presets import preset
 from hyperparallel.errors import UserError
@@ -111,6 +112,9 @@ def _case(
         sp=tp > 1,
         recompute="none",
         dtype=precision,
+        **switches(
+            MODELS.get(base, base), row["System"][4:].lower(), precision, row["container"], number["VP"]
+        ),
     )
     model = _model(base, row["Model"])
     cluster = _cluster(SYSTEMS[row["System"]], devices)

@@ -35,6 +35,7 @@ def vtrain_case(table: str, row: Mapping[str, str]) -> Case:
         flash=False,
         overlap=False,
         graph=False,
+        attention="open",
         fused_loss=False,
     )
     model = gpt(number["hidden size"], layers, number["attention heads"], seq=seq)

@@ -178,6 +178,7 @@ def _strategy(row: Mapping[str, str], number: Mapping[str, int], facts: Source, 
         flash=facts.flash,
         overlap=facts.overlap,
         graph=False,
+        attention="open",
         fused_loss=facts.flash and row["source"] != "torchtitan",
     )
 

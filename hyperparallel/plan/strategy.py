@@ -21,6 +21,8 @@ RECOMPUTE = ("none", "selective", "alternate", "full")
 SCHEDULES = ("1f1b", "gpipe", "zb-h1")
 ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp")
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4")
+ATTENTIONS = ("open", "vendor", "vendor-8bit")
+EXPERTS = ("loop", "fused")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,10 @@ class Strategy:
     offload: the share of optimizer states kept in host memory. flash: fused kernels, so that attention keeps
     no scores. overlap: gradients and parameters of the data axis travel while
     other layers compute, and tensor-parallel messages beside matrix products. graph: kernels are started from
-    a recorded program, not one by one from Python. order: of the axes over the devices, innermost first.
+    a recorded program, not one by one from Python. attention: whose fused kernel computes it: an open one, the
+    device vendor's, or that in 8 bits. experts: their products are a kernel for each expert, started by the
+    host once it knows how many tokens each got; or fused over experts, with activation and number format, and
+    recorded. overlap_experts: tokens travel to experts beside the compute of another microbatch. order: of the axes over the devices, innermost first.
     fused_loss: the cross entropy reads its logits once and overwrites them with their gradient.
 
     >>> Strategy(tp=2, dp=4).devices
@@ -60,6 +65,9 @@ class Strategy:
     flash: bool = True
     overlap: bool = True
     graph: bool = True
+    attention: Literal["open", "vendor", "vendor-8bit"] = "vendor"
+    experts: Literal["loop", "fused"] = "loop"
+    overlap_experts: bool = True
     order: Literal["tp-cp-dp-pp", "tp-cp-pp-dp"] = "tp-cp-dp-pp"
     fused_loss: bool = True
 
@@ -104,8 +112,8 @@ class Strategy:
 
 
 class Candidates:
-    """Many strategies as one array per field; `recompute`, `schedule`, `dtype` and `order` as positions
-    in `RECOMPUTE`, `SCHEDULES`, `DTYPES` and `ORDERS`."""
+    """Many strategies as one array per field; those with named values as positions
+    in `RECOMPUTE`, `SCHEDULES`, `DTYPES`, `ORDERS`, `ATTENTIONS` and `EXPERTS`."""
 
     tp: Array
     cp: Array
@@ -124,6 +132,9 @@ class Candidates:
     flash: Array
     overlap: Array
     graph: Array
+    attention: Array
+    experts: Array
+    overlap_experts: Array
     order: Array
     fused_loss: Array
 
@@ -151,7 +162,7 @@ class Candidates:
             names = _NAMES.get(field.name)
             if names is not None:
                 values[field.name] = names[int(value)]
-            elif field.name in ("sp", "flash", "overlap", "graph", "fused_loss"):
+            elif field.name in ("sp", "flash", "overlap", "graph", "overlap_experts", "fused_loss"):
                 values[field.name] = bool(value)
             else:
                 values[field.name] = float(value) if field.name == "offload" else int(value)
@@ -171,6 +182,8 @@ _NAMES: dict[str, Sequence[str]] = {
     "schedule": SCHEDULES,
     "dtype": DTYPES,
     "order": ORDERS,
+    "attention": ATTENTIONS,
+    "experts": EXPERTS,
 }
 
 

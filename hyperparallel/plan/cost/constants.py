@@ -28,6 +28,7 @@ PRIORS: Mapping[str, Prior] = {
     "attention": Prior(0.65, 0.3),
     "memory": Prior(0.75, 0.25),
     "host": Prior(10.0, 0.7),
+    "loop": Prior(5.0, 0.7),
     "jitter": Prior(0.05, 1.0),
     "link": Prior(0.77, 0.05),
     "network": Prior(0.65, 0.1),
@@ -45,7 +46,7 @@ class Constants:
     matmul: on the device's own peak share of big products. waves: power of the loss by a part-filled last
     wave of tiles. attention: share of matrix-product speed that fused attention reaches (of Python-driven
     software; `price.TUNED_ATTENTION` otherwise). memory: share of the memory bandwidth that streaming kernels
-    reach. host: host work per kernel, in units of the device's launch time. jitter: growth of that work in
+    reach. host: host work per kernel, in units of the device's launch time. loop: the same per kernel of a loop over experts. jitter: growth of that work in
     tensor-parallel groups, whose ranks share a node's cores and wait for the slowest (for 8 ranks 7 times
     this). link, network: share of the bandwidth that collectives reach
     inside the innermost tier and outside. grouped: speed of the experts' products
@@ -53,17 +54,18 @@ class Constants:
     tensor-parallel communication that is not hidden. dispatch: on the bytes moved to sort tokens by expert.
     """
 
-    matmul: float = 0.8447
-    waves: float = 0.8084
-    attention: float = 0.4291
-    memory: float = 0.601
-    host: float = 19.6755
+    matmul: float = 0.8445
+    waves: float = 0.8077
+    attention: float = 0.4288
+    memory: float = 0.6007
+    host: float = 19.6735
+    loop: float = 5.0
     jitter: float = 0.041
-    link: float = 0.7724
-    network: float = 0.6341
-    grouped: float = 0.5594
-    exposed: float = 0.2898
-    dispatch: float = 2.3426
+    link: float = 0.7723
+    network: float = 0.6342
+    grouped: float = 0.5596
+    exposed: float = 0.2917
+    dispatch: float = 2.3393
 
     @classmethod
     def of_logs(cls, logs: npt.NDArray[np.float64]) -> Constants:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hyperparallel.plan.cost.work import LayerWork, Message, Value, Work
+from hyperparallel.plan.cost.work import LayerWork, Message, Product, Value, Work
 from hyperparallel.plan.strategy import DTYPES, RECOMPUTE, Candidates
 from hyperparallel.workload.linear import Linear
 from hyperparallel.workload.mlp import Mlp, Moe
@@ -40,6 +40,7 @@ SCAN_SLOWER = 8.0
 figure 10) with about an eighth of the work."""
 
 KEPT_BYTES = np.array([{"mxfp8": 1.03125, "nvfp4": 0.5625}.get(dtype, 2.0) for dtype in DTYPES])
+NARROW = np.array([1.0 if dtype in ("fp8", "mxfp8", "nvfp4") else 0.0 for dtype in DTYPES])
 SELECTIVE, ALTERNATE, FULL = (RECOMPUTE.index(x) for x in ("selective", "alternate", "full"))
 
 
@@ -58,6 +59,8 @@ class _Sizes:
     kept_bytes: Value
     """Of an element of a product's input that is kept for the weight gradient: block-scaled formats keep it
     as they quantised it, with its scales."""
+    low: Value
+    """1 where products' operands are brought into a narrower format first."""
 
 
 def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> LayerWork:
@@ -68,7 +71,7 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
     c = candidates
     shared = np.where(c.sp > 0, c.tp, 1.0)
     at = _Sizes(model.hidden, seq, c.microbatch * seq / c.cp, c.tp, shared, c, model.dropout > 0,
-                KEPT_BYTES[np.asarray(c.dtype, int)])  # fmt: skip
+                KEPT_BYTES[np.asarray(c.dtype, int)], NARROW[np.asarray(c.dtype, int)])  # fmt: skip
     forward, core = Work(), Work()
     parts = [part for part in (layer.attention, layer.cross, layer.mlp) if part is not None]
     saved: Value = 0.0
@@ -187,18 +190,22 @@ def _experts(moe: Moe, work: Work, at: _Sizes) -> Value:
     routed = at.tokens / at.shared * moe.topk  # token copies that leave this rank, and with balance arrive
     size = moe.latent or at.hidden
     local = moe.experts / c.ep
+    fused = (c.experts > 0) * 1.0
     rows = routed * c.etp / local
     saved: Value = 0.0
     for linear, outputs in _groups(moe.routed(at.hidden)):
         inputs = linear.inputs / (c.etp if linear.cut == "in" else 1.0)
-        work.product(
-            rows, outputs / (c.etp if linear.cut == "out" else 1.0), inputs, copies=local, grouped=True
-        )
+        first = linear.cut == "out"
+        work.products.append(
+            Product(rows, outputs / (c.etp if first else 1.0), inputs, local, grouped=True,
+                    scaled=1.0 if first else 1.0 - fused, scaled_back=1.0 - fused if first else 1.0)
+        )  # fmt: skip
+        work.expert_launches = work.expert_launches + local * (1.0 + at.low) * (1.0 - fused) + fused
         saved = saved + at.kept_bytes * rows * local * inputs
     elements = routed * moe.width
-    work.stream(elements * (6.0 if moe.gated else 4.0))
+    work.stream(elements * (6.0 if moe.gated else 4.0) * (1.0 - fused), 0.0)
     work.permuted_bytes = work.permuted_bytes + routed * size * 2.0 * 4.0  # there and back, read and written
-    work.launches = work.launches + 8.0
+    work.expert_launches = work.expert_launches + 8.0
     for _ in ("out", "back"):
         work.messages.append(Message("all_to_all", "ep", routed * size * 2.0, copies=moe.topk))
         work.messages.append(Message("all_gather", "etp", routed * c.etp * size * 2.0))
@@ -255,9 +262,12 @@ def _backward(forward: Work, at: _Sizes) -> Work:
     """Two products for each one, the same messages the other way round, one more gather with `sp`."""
     work = Work()
     for p in forward.products:
-        work.product(p.m, p.k, p.n, copies=p.copies, low=p.low, grouped=p.grouped)
+        work.product(p.m, p.k, p.n, copies=p.copies, low=p.low, grouped=p.grouped, scaled=p.scaled_back)
         work.product(p.n, p.k, p.m, copies=p.copies, low=p.low, grouped=p.grouped, scaled=False)
-    work.stream(forward.stream_bytes * BACKWARD_STREAM, (forward.launches - len(forward.products)) * 1.5)
+    dense = [p for p in forward.products if not p.grouped]
+    work.launches = work.launches - 2.0 * (len(forward.products) - len(dense))
+    work.stream(forward.stream_bytes * BACKWARD_STREAM, (forward.launches - len(dense)) * 1.5)
+    work.expert_launches = 2.0 * forward.expert_launches
     work.permuted_bytes = forward.permuted_bytes
     for message in forward.messages:
         extra = 2.0 if message.axis == "tp" and message.kind == "all_gather" else 1.0
@@ -284,5 +294,6 @@ def _joined(*works: Work) -> Work:
         joined.products += work.products
         joined.messages += work.messages
         joined.stream(work.stream_bytes, work.launches)
+        joined.expert_launches = joined.expert_launches + work.expert_launches
         joined.permuted_bytes = joined.permuted_bytes + work.permuted_bytes
     return joined

@@ -90,10 +90,11 @@ def product_seconds(rows: Rows, constants: Constants) -> Array:
     units = get("units")
     loss = np.where(attention, 1.0, (np.ceil(tiles / units) * units / tiles) ** constants.waves)
     half = get("half_k") * peak / peak16
-    tuned = get("graph") > 0
+    tuned = get("attention")
+    peak = np.where(attention & (tuned > 1), np.clip(get("peak"), peak16, 2 * peak16), peak)
     share = get("gemm") * constants.matmul
-    share = share * np.where(attention, np.where(tuned, TUNED_ATTENTION, constants.attention), k / (k + half))
-    share = share * np.where(rows.product_grouped > 0, constants.grouped, 1.0)
+    share = share * np.where(attention, np.where(tuned > 0, TUNED_ATTENTION, constants.attention), k / (k + half))
+    share = share * np.where((rows.product_grouped > 0) & (get("experts") < 1), constants.grouped, 1.0)
     seconds = 2.0 * m * n * k * copies * loss / (peak * share)
     moved = 2.0 * copies * (m * k + k * n + m * n)
     moved = np.where(attention, 0.0, moved)
@@ -126,7 +127,9 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
         r["memory_bytes_s"][at] * constants.memory
     )
     launches: Array = rows.cell_launches + np.bincount(rows.message_segment, rows.message_count, cells)
-    host = launches * r["launch"][at] * np.where(r["graph"][at] > 0, 1.0, constants.host)
+    host = launches * np.where(r["graph"][at] > 0, 1.0, constants.host)
+    host = host + rows.cell_expert_launches * np.where(r["experts"][at] > 0, 1.0, constants.loop)
+    host = host * r["launch"][at]
     host = host * (1 + constants.jitter * np.minimum(r["tp"][at] - 1, 7.0) ** 2 / 7)
     compute = soft_max(device, host)
     sent = rows.message_count * collective_seconds(
@@ -137,7 +140,8 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     hidden = (rows.message_hidden > 0) & (overlap | (rows.message_hidden > 1))
     experts = rows.message_kind == KINDS.index("all_to_all")
     # Interleaved schedules run one microbatch's exchange of tokens beside another's compute.
-    hidden = hidden | (experts & overlap & (r["virtual"] > 1)[at][rows.message_segment])
+    beside = (r["overlap_experts"] > 0) & ((r["virtual"] > 1) | (r["pp"] == 1))
+    hidden = hidden | (experts & overlap & beside[at][rows.message_segment])
     shown = sent * np.where(hidden, constants.exposed + taken * (1 - constants.exposed), 1.0)
     tensor = np.bincount(rows.message_segment, shown * ~experts, cells)
     dispatch = np.bincount(rows.message_segment, shown * experts, cells)

@@ -27,7 +27,7 @@ PRODUCT_COLUMNS = tuple(
     f"product_{x}" for x in ("segment", "m", "n", "k", "copies", "attention", "low", "scaled", "grouped")
 )
 MESSAGE_COLUMNS = tuple(f"message_{x}" for x in ("segment", "kind", "bytes", "count", "hidden", "copies"))
-CELL_COLUMNS = tuple(f"cell_{x}" for x in ("launches", "stream", "permuted"))
+CELL_COLUMNS = tuple(f"cell_{x}" for x in ("launches", "expert_launches", "stream", "permuted"))
 SEGMENT_COLUMNS = ("segment_layers", "segment_gather")
 
 
@@ -39,7 +39,7 @@ class Rows:
 
     product_*: one entry per product and cell: m, n, k, copies, attention, low, scaled, grouped (0 or 1).
     message_*: kind (position in `KINDS`), bytes, count, hidden, copies, and its group; `segment`: the cell.
-    cell_*: a row of that shape, launches, stream bytes, permuted bytes.
+    cell_*: a row of that shape, launches, those for experts, stream bytes, permuted bytes.
     segment_*: cell, row, pass, layers (how many such layers the whole model has), gather (bytes per layer
     that ZeRO-3 gathers or scatters).
     row fields: see `build.py`, which fills them.
@@ -63,6 +63,7 @@ class Rows:
     message_groups: Groups
     cell_row: Array
     cell_launches: Array
+    cell_expert_launches: Array
     cell_stream: Array
     cell_permuted: Array
     segment_cell: Array
@@ -150,7 +151,7 @@ def flatten(
     works = [s.work for s in segments]
     cells = [
         np.concatenate([spread(value, count) for value in column])
-        for column in zip(*((w.launches, w.stream_bytes, w.permuted_bytes) for w in works), strict=True)
+        for column in zip(*((w.launches, w.expert_launches, w.stream_bytes, w.permuted_bytes) for w in works), strict=True)
     ]
     total = len(candidates)
     table = [
@@ -182,6 +183,9 @@ def flatten(
     facts |= {
         "overlap": candidates.overlap,
         "graph": candidates.graph,
+        "attention": candidates.attention,
+        "experts": candidates.experts,
+        "overlap_experts": candidates.overlap_experts,
         "etp": candidates.etp,
         "ep": candidates.ep,
     }

@@ -20,7 +20,7 @@ class Product(NamedTuple):
 
     low: runs in the strategy's own number format (the weight products); otherwise in 16 bits. scaled: its
     first operand is brought into that format for this product (weights are once a step, and the weight
-    gradient's operands for the products before). grouped: of experts, one
+    gradient's operands for the products before). scaled_back: the same of the gradient's product. grouped: of experts, one
     kernel over groups of rows of unequal length. attention: part of fused attention, priced with that
     kernel's efficiency."""
 
@@ -30,7 +30,8 @@ class Product(NamedTuple):
     copies: Value = 1.0
     low: bool = True
     attention: bool = False
-    scaled: bool = True
+    scaled: Value = True
+    scaled_back: Value = True
     grouped: bool = False
 
 
@@ -54,12 +55,13 @@ class Work:
     """Kernels and messages of one pass over a layer.
 
     products: matrix products. stream_bytes: read and written by other kernels. launches: kernels that the
-    host starts. permuted_bytes: of tokens copied, sorted and summed around experts. messages: collectives.
+    host starts. expert_launches: those that it starts for experts. permuted_bytes: of tokens copied, sorted and summed around experts. messages: collectives.
     """
 
     products: list[Product] = field(default_factory=list)
     stream_bytes: Value = 0.0
     launches: Value = 0.0
+    expert_launches: Value = 0.0
     permuted_bytes: Value = 0.0
     messages: list[Message] = field(default_factory=list)
 
@@ -77,6 +79,7 @@ class Work:
             [p._replace(copies=p.copies * factor) for p in self.products],
             self.stream_bytes * factor,
             self.launches * factor,
+            self.expert_launches * factor,
             self.permuted_bytes * factor,
             [m._replace(times=m.times * factor) for m in self.messages],
         )

@@ -50,6 +50,7 @@ def switches(model: str, system: str, dtype: str, release: str, virtual: int) ->
     return {
         "graph": fused or _recorded(model, system, dtype, release),
         "experts": "fused" if fused else "loop",
+        "dispatcher": "once" if fused or _once(model, system, release) else "exchange",
         "attention": "vendor-8bit" if fused and _low_attention(model, system) else "vendor",
         "overlap_experts": (fused and model != "nemotron-3-ultra") or _overlapped(model, system, release, virtual),
     }
@@ -58,6 +59,18 @@ def switches(model: str, system: str, dtype: str, release: str, virtual: int) ->
 def _low_attention(model: str, system: str) -> bool:
     """DeepSeek-V3's recipe leaves it out on GB200, Nemotron Ultra's everywhere."""
     return model != "nemotron-3-ultra" and (model, system) != ("deepseek-v3", "gb200")
+
+
+def _once(model: str, system: str, release: str) -> bool:
+    """moe_flex_dispatcher_backend is deepep or hybridep."""
+    if model == "gpt-oss-120b":
+        since = {"b300": "26.02.01", "b200": "26.04", "gb200": "26.04"}
+        return release >= since.get(system, "99")
+    if model == "deepseek-v3":
+        return system in ("h100", "gb200", "gb300") or release >= "26.02"
+    if model == "qwen3-235b-a22b":
+        return system in ("gb200", "gb300")
+    return not (model == "qwen3-30b-a3b" and release < "25.11")
 
 
 def _recorded(model: str, system: str, dtype: str, release: str) -> bool:

@@ -23,6 +23,7 @@ ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp")
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 ATTENTIONS = ("open", "vendor", "vendor-8bit")
 EXPERTS = ("loop", "fused")
+DISPATCHERS = ("exchange", "once")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Strategy:
     a recorded program, not one by one from Python. attention: whose fused kernel computes it: an open one, the
     device vendor's, or that in 8 bits. experts: their products are a kernel for each expert, started by the
     host once it knows how many tokens each got; or fused over experts, with activation and number format, and
-    recorded. overlap_experts: tokens travel to experts beside the compute of another microbatch. order: of the axes over the devices, innermost first.
+    recorded. dispatcher: tokens are sorted, sent to every expert, and sorted again;
+    or one kernel sends each to a rank once and lays it out there (DeepEP, HybridEP). overlap_experts: tokens travel to experts beside the compute of another microbatch. order: of the axes over the devices, innermost first.
     fused_loss: the cross entropy reads its logits once and overwrites them with their gradient.
 
     >>> Strategy(tp=2, dp=4).devices
@@ -67,6 +69,7 @@ class Strategy:
     graph: bool = True
     attention: Literal["open", "vendor", "vendor-8bit"] = "vendor"
     experts: Literal["loop", "fused"] = "loop"
+    dispatcher: Literal["exchange", "once"] = "once"
     overlap_experts: bool = True
     order: Literal["tp-cp-dp-pp", "tp-cp-pp-dp"] = "tp-cp-dp-pp"
     fused_loss: bool = True
@@ -113,7 +116,8 @@ class Strategy:
 
 class Candidates:
     """Many strategies as one array per field; those with named values as positions
-    in `RECOMPUTE`, `SCHEDULES`, `DTYPES`, `ORDERS`, `ATTENTIONS` and `EXPERTS`."""
+    in `RECOMPUTE`, `SCHEDULES`, `DTYPES`, `ORDERS`, `ATTENTIONS`, `EXPERTS`
+    and `DISPATCHERS`."""
 
     tp: Array
     cp: Array
@@ -134,6 +138,7 @@ class Candidates:
     graph: Array
     attention: Array
     experts: Array
+    dispatcher: Array
     overlap_experts: Array
     order: Array
     fused_loss: Array
@@ -184,6 +189,7 @@ _NAMES: dict[str, Sequence[str]] = {
     "order": ORDERS,
     "attention": ATTENTIONS,
     "experts": EXPERTS,
+    "dispatcher": DISPATCHERS,
 }
 
 

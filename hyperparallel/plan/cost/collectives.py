@@ -10,8 +10,9 @@ enters and leaves through the links of all its members:
     send        = n / b of the tier that is crossed + one hop
     hops        = latency_i * (g_i - 1) in the first tier (a ring) and * log2 g_i outside (a tree), each way
 
-Of an all-to-all whose bytes are `copies` of one another (a token sent to several experts), a bundle that
-holds several of the receivers is sent one: of g bundles (g - 1) (1 - (1 - 1/g)^copies) leave the first tier.
+Of an all-to-all whose bytes are `copies` of one another (a token sent to several experts), a rank or a bundle
+that holds several of the receivers is sent one: of G ranks G (1 - (1 - 1/G)^copies) are reached inside the
+first tier, and of g bundles (g - 1) (1 - (1 - 1/g)^copies) outside.
 n is the whole tensor (all-to-all, send: what one rank sends). On a mesh or torus b_i is that of the links
 inside the group; the dimensions of one fabric tier are tiers of their own. Checked against NCCL's all-reduce
 on 2 to 128 A100 (benchmarks/results/leaderboard.md). Left out: protocol switches, contention between groups
@@ -101,6 +102,7 @@ def collective_seconds(
     distinct = (
         (outside - 1) * (1 - (1 - 1 / outside) ** copies) / (copies * np.maximum(1 - 1 / outside, 1e-9))
     )
+    peers[:, 0] *= np.minimum(size * (1 - (1 - 1 / size) ** copies) / copies, 1.0)
     peers[:, 1:] *= np.where(outside > 1, distinct, 1.0)[:, None]
     exchange = np.where(used, num_bytes[:, None] * peers / rates, 0.0).max(axis=1) + hops
     slowest = np.where(used, rates, np.inf).min(axis=1)

@@ -204,10 +204,13 @@ def _experts(moe: Moe, work: Work, at: _Sizes) -> Value:
         saved = saved + at.kept_bytes * rows * local * inputs
     elements = routed * moe.width
     work.stream(elements * (6.0 if moe.gated else 4.0) * (1.0 - fused), 0.0)
-    work.permuted_bytes = work.permuted_bytes + routed * size * 2.0 * 4.0  # there and back, read and written
+    sorts = np.where(c.dispatcher > 0, 1.0, 2.0)
+    moved = routed * size * 2.0
+    work.permuted_bytes = work.permuted_bytes + 4.0 * sorts * moved  # there and back, read and written
     work.expert_launches = work.expert_launches + 8.0
+    copies = np.where(c.dispatcher > 0, moe.topk, 1.0)
     for _ in ("out", "back"):
-        work.messages.append(Message("all_to_all", "ep", routed * size * 2.0, copies=moe.topk))
+        work.messages.append(Message("all_to_all", "ep", moved, copies=copies))
         work.messages.append(Message("all_gather", "etp", routed * c.etp * size * 2.0))
     return saved + elements * (4.0 if moe.gated else 2.0) + routed * size * 2.0
 

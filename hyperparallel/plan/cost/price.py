@@ -128,10 +128,10 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     )
     launches: Array = rows.cell_launches + np.bincount(rows.message_segment, rows.message_count, cells)
     host = launches * np.where(r["graph"][at] > 0, 1.0, constants.host)
-    host = host + rows.cell_expert_launches * np.where(r["experts"][at] > 0, 1.0, constants.loop)
     host = host * r["launch"][at]
+    loop = rows.cell_expert_launches * r["launch"][at] * np.where(r["experts"][at] > 0, 1.0, constants.loop)
     host = host * (1 + constants.jitter * np.minimum(r["tp"][at] - 1, 7.0) ** 2 / 7)
-    compute = soft_max(device, host)
+    compute = soft_max(device, host) + loop
     sent = rows.message_count * collective_seconds(
         rows.message_kind, rows.message_bytes, rows.message_groups, constants, rows.message_copies
     )

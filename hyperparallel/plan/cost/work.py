@@ -47,7 +47,7 @@ class Message(NamedTuple):
     num_bytes: Value
     times: Value = 1.0
     hidden: int = 0
-    copies: float = 1.0
+    copies: Value = 1.0
 
 
 @dataclass

@@ -69,7 +69,7 @@ B300 = replace(
     name="b300",
     peak_flop_s={**B200.peak_flop_s, "nvfp4": 13.5e15, "int8": 150e12},
     memory_bytes_s=7.7e12,
-    gemm=replace(_GEMM, peak=0.786),
+    gemm=replace(_GEMM, peak=0.786, attention=0.95),
     source=f"{_ULTRA}: 108 PFLOP/s fp4 in 8 GPUs; gemm see above, launch and collective units inferred",
 )
 
@@ -77,7 +77,7 @@ GB300 = replace(
     GB200,
     name="gb300",
     peak_flop_s={**GB200.peak_flop_s, "nvfp4": 15e15, "int8": 165e12},
-    gemm=replace(_GEMM, peak=0.786),
+    gemm=replace(_GEMM, peak=0.786, attention=0.95),
     source=f"{_ULTRA}; NVL72: 1,080 PFLOP/s fp4, 360 fp8, 180 bf16 in 72 GPUs; gemm see above",
 )
 

@@ -39,7 +39,7 @@ H100_SXM = Device(
     launch_s=3e-6,
     units=132,
     collective_units=24,  # NCCL takes 16 to 32 channels of one SM each on NVLink; DeepSeek-V3 sets 20 aside
-    gemm=Gemm(peak=0.72, tile_m=128, tile_n=256, half_k=64),
+    gemm=Gemm(peak=0.72, tile_m=128, tile_n=256, half_k=64, attention=0.95),
     source=f"{_H100_SHEET}; H100 architecture white paper (132 SMs); gemm see above, launch inferred",
 )
 
@@ -50,7 +50,7 @@ A100_SXM = Device(
     launch_s=4e-6,
     units=108,
     collective_units=20,  # inferred: NCCL opens up to 24 channels on 12 NVLinks
-    gemm=Gemm(peak=0.869, tile_m=128, tile_n=256, half_k=64),
+    gemm=Gemm(peak=0.869, tile_m=128, tile_n=256, half_k=64, attention=0.8),
     source="NVIDIA A100 80GB data sheet; A100 white paper (108 SMs); gemm see above, launch inferred",
 )
 

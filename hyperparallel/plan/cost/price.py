@@ -32,8 +32,6 @@ SHARPNESS = 3.0
 
 GRADIENT_BYTES = 2.0
 
-TUNED_ATTENTION = 0.7
-
 QUANTISE_BYTES = 8.0
 """Moved for each element that is brought into 8 bits: read for its scale, read and written along rows, along
 columns; twice as much for 4 bits, which are rotated (random Hadamard) first."""
@@ -91,9 +89,11 @@ def product_seconds(rows: Rows, constants: Constants) -> Array:
     loss = np.where(attention, 1.0, (np.ceil(tiles / units) * units / tiles) ** constants.waves)
     half = get("half_k") * peak / peak16
     tuned = get("attention")
+    width = np.minimum(n, k)
+    fused = np.where(tuned > 0, get("vendor_attention") * 1.5 * width / (width + 64.0), constants.attention)
     peak = np.where(attention & (tuned > 1), np.clip(get("peak"), peak16, 2 * peak16), peak)
     share = get("gemm") * constants.matmul
-    share = share * np.where(attention, np.where(tuned > 0, TUNED_ATTENTION, constants.attention), k / (k + half))
+    share = share * np.where(attention, fused, k / (k + half))
     share = share * np.where((rows.product_grouped > 0) & (get("experts") < 1), constants.grouped, 1.0)
     seconds = 2.0 * m * n * k * copies * loss / (peak * share)
     moved = 2.0 * copies * (m * k + k * n + m * n)

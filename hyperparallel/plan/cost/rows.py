@@ -172,6 +172,7 @@ def flatten(
         "units": device.units,
         "gemm": device.gemm.peak,
         "half_k": device.gemm.half_k,
+        "vendor_attention": device.gemm.attention,
         "tile_m": device.gemm.tile_m,
         "tile_n": device.gemm.tile_n,
         "host_s_byte": _host_seconds(cluster),

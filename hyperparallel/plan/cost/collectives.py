@@ -22,6 +22,7 @@ on 2 to 128 A100 (benchmarks/results/leaderboard.md). Left out: protocol switche
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,25 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 NUM_TIERS = 4
 HOPS = 1.5
 """On the latency of a hop: protocol and synchronisation (NCCL's all-reduce of few bytes on 2 to 128 A100)."""
+
+
+class Protocol(NamedTuple):
+    """How data and the word that it has arrived travel together. base_s: seconds of a pass before anything
+    moves. near, far: latencies of the innermost tier's fabric for each of its hops, and of those outside.
+    share: of the bandwidth that large messages reach."""
+
+    base_s: float
+    near: float
+    far: float
+    share: float
+
+
+PROTOCOLS = (
+    Protocol(2.7e-6, 0.9, 1.08, 1 / 16),
+    Protocol(26e-6, 0.37, 1.6, 0.79),
+    Protocol(52e-6, 0.0, 4.8, 1.0),
+)
+"""NCCL's LL (a flag with every 4 bytes), LL128 (with every 120), Simple (after every chunk); the fastest is taken."""
 
 
 @dataclass
@@ -96,7 +116,13 @@ def collective_seconds(
     steps = np.where(used, members - 1, 0.0)
     steps[:, 1:] = np.log2(np.maximum(members[:, 1:], 1.0))
     hops = HOPS * (groups.latency_s * steps).sum(axis=1)
-    seconds = passes * ((size - 1) / size * num_bytes / ring + hops)
+    seconds = np.full(len(size), np.inf)
+    for protocol in PROTOCOLS:
+        near = protocol.near * groups.latency_s[:, 0] * steps[:, 0]
+        far = protocol.far * (groups.latency_s[:, 1:] * steps[:, 1:]).sum(axis=1)
+        travel = (size - 1) / size * num_bytes / (ring * protocol.share)
+        seconds = np.minimum(seconds, protocol.base_s + near + far + travel)
+    seconds = passes * seconds
     peers = (np.cumprod(members, 1) - bundle) / size[:, None]
     outside = members[:, 1:].prod(axis=1)
     distinct = (

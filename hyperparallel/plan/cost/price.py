@@ -88,7 +88,7 @@ def product_seconds(rows: Rows, constants: Constants) -> Array:
     units = get("units")
     loss = np.where(attention, 1.0, (np.ceil(tiles / units) * units / tiles) ** constants.waves)
     half = get("half_k") * peak / peak16
-    tuned = get("attention")
+    tuned = get("attention") * (rows.product_attention < 2)
     width = np.minimum(n, k)
     fused = np.where(tuned > 0, get("vendor_attention") * 1.5 * width / (width + 64.0), constants.attention)
     peak = np.where(attention & (tuned > 1), np.clip(get("peak"), peak16, 2 * peak16), peak)

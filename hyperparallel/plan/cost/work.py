@@ -21,15 +21,15 @@ class Product(NamedTuple):
     low: runs in the strategy's own number format (the weight products); otherwise in 16 bits. scaled: its
     first operand is brought into that format for this product (weights are once a step, and the weight
     gradient's operands for the products before). scaled_back: the same of the gradient's product. grouped: of experts, one
-    kernel over groups of rows of unequal length. attention: part of fused attention, priced with that
-    kernel's efficiency."""
+    kernel over groups of rows of unequal length. attention: 1 of fused attention, 2 of a scan, priced
+    with those kernels' efficiency."""
 
     m: Value
     n: Value
     k: Value
     copies: Value = 1.0
     low: bool = True
-    attention: bool = False
+    attention: int = 0
     scaled: Value = True
     scaled_back: Value = True
     grouped: bool = False

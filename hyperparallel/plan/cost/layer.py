@@ -39,6 +39,10 @@ SCAN_SLOWER = 8.0
 """Chunked scans against fused attention, FLOP for FLOP: they are as fast at 2,048 tokens (arXiv:2405.21060,
 figure 10) with about an eighth of the work."""
 
+EXPERT_BIAS = 28.0
+"""Moved for one element of the experts' output where it has a bias: product with the probability in 32 bits
+(4 written), sum (6 read, 4 written), concatenation (4, 4), cast (4, 2); Megatron-Core's experts do so."""
+
 KEPT_BYTES = np.array([{"mxfp8": 1.03125, "nvfp4": 0.5625}.get(dtype, 2.0) for dtype in DTYPES])
 NARROW = np.array([1.0 if dtype in ("fp8", "mxfp8", "nvfp4") else 0.0 for dtype in DTYPES])
 SELECTIVE, ALTERNATE, FULL = (RECOMPUTE.index(x) for x in ("selective", "alternate", "full"))
@@ -208,6 +212,9 @@ def _experts(moe: Moe, work: Work, at: _Sizes) -> Value:
     moved = routed * size * 2.0
     work.permuted_bytes = work.permuted_bytes + 4.0 * sorts * moved  # there and back, read and written
     work.expert_launches = work.expert_launches + 8.0
+    if moe.bias:  # each expert's is weighed by the router's probability and added to its own rows
+        work.stream(EXPERT_BIAS * routed * size * (1.0 - fused), 0.0)
+        work.expert_launches = work.expert_launches + 3.0 * local * (1.0 - fused)
     copies = np.where(c.dispatcher > 0, moe.topk, 1.0)
     for _ in ("out", "back"):
         work.messages.append(Message("all_to_all", "ep", moved, copies=copies))

@@ -52,7 +52,8 @@ def switches(model: str, system: str, dtype: str, release: str, virtual: int) ->
         "experts": "fused" if fused else "loop",
         "dispatcher": "once" if fused or _once(model, system, release) else "exchange",
         "attention": "vendor-8bit" if fused and _low_attention(model, system) else "vendor",
-        "overlap_experts": (fused and model != "nemotron-3-ultra") or _overlapped(model, system, release, virtual),
+        "overlap_experts": (fused and model != "nemotron-3-ultra")
+        or _overlapped(model, system, release, virtual),
     }
 
 

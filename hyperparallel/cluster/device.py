@@ -31,8 +31,8 @@ class Gemm:
     """How near to peak a dense matrix product comes; the defaults suit NVIDIA data-centre GPUs.
 
     peak: share of the peak that big square products reach. tile_m, tile_n: rows and columns of one output
-    tile. half_k: length of the inner sum at which half of that is reached. attention: share of that speed which the vendor's fused
-    attention reaches at 128 elements a head.
+    tile. half_k: length of the inner sum at which half of that is reached. attention: share of that
+    speed which the vendor's fused attention reaches at 128 elements a head.
     """
 
     peak: float = 0.85

@@ -37,14 +37,15 @@ class Strategy:
     backward ("selective": the attention core, "alternate": every other weight product). schedule: of the
     pipeline. dtype: of the matrix products; the parameters' own copy is 16-bit and the optimizer's 32-bit.
     offload: the share of optimizer states kept in host memory. flash: fused kernels, so that attention keeps
-    no scores. overlap: gradients and parameters of the data axis travel while
-    other layers compute, and tensor-parallel messages beside matrix products. graph: kernels are started from
-    a recorded program, not one by one from Python. attention: whose fused kernel computes it: an open one, the
-    device vendor's, or that in 8 bits. experts: their products are a kernel for each expert, started by the
-    host once it knows how many tokens each got; or fused over experts, with activation and number format, and
-    recorded. dispatcher: tokens are sorted, sent to every expert, and sorted again;
-    or one kernel sends each to a rank once and lays it out there (DeepEP, HybridEP). overlap_experts: tokens travel to experts beside the compute of another microbatch. order: of the axes over the devices, innermost first.
-    fused_loss: the cross entropy reads its logits once and overwrites them with their gradient.
+    no scores. overlap: gradients and parameters of the data axis travel while other layers compute, and
+    tensor-parallel messages beside matrix products. graph: kernels are started from a recorded program, not
+    one by one from Python. attention: whose fused kernel computes it: an open one, the device vendor's, or
+    that in 8 bits. experts: their products are a kernel for each expert, started by the host once it knows
+    how many tokens each got; or fused over experts, with activation and number format, and recorded.
+    dispatcher: tokens are sorted, sent to every expert, and sorted again; or one kernel sends each to a rank
+    once and lays it out there (DeepEP, HybridEP). overlap_experts: tokens travel to experts beside the
+    compute of another microbatch. order: of the axes over the devices, innermost first. fused_loss: the cross
+    entropy reads its logits once and overwrites them with their gradient.
 
     >>> Strategy(tp=2, dp=4).devices
     8

@@ -4,7 +4,9 @@ Peaks are dense. Number of SMs and memory are what the driver reports. NVLink 5 
 here. `Gemm.peak` is the best share of peak that a search over shapes found in bfloat16 (S. Bekman, Machine
 Learning Engineering, "Maximum Achievable Matmul FLOPS": B200 1,745 of 2,250 TFLOP/s, B300 1,769, GB200 1,822
 of 2,500; GB300, not measured there, is taken to hold B300's share). Inferred: `launch_s`, latencies, the SMs
-that collectives take, and what a GPU sees of local SSDs.
+that collectives take, and what a GPU sees of local SSDs. `Gemm.attention`: exponentials, whose units did not
+grow with the tensor cores, hold attention below products on Blackwell (inferred: 0.8); Blackwell Ultra has twice
+as many (data sheet: attention twice as fast), and reaches what Hopper does.
 """
 
 from __future__ import annotations

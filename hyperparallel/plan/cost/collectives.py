@@ -5,7 +5,8 @@ A group of G ranks has g0 members inside the first tier, g1 such bundles inside 
 enters and leaves through the links of all its members:
 
     B           = min over tiers i with g_i > 1 of  b_i * (g_0 ... g_(i-1)) * efficiency_i
-    all-reduce  = 2 (G - 1) / G * n / B + hops;  all-gather and reduce-scatter half of it
+    all-reduce  = 2 min over protocols of  base + hops + (G - 1) / G * n / (B * share);  all-gather and
+                  reduce-scatter half of it
     all-to-all  = max over tiers of  n * (share of peers reached through tier i) / (b_i * efficiency_i) + hops
     send        = n / b of the tier that is crossed + one hop
     hops        = latency_i * (g_i - 1) in the first tier (a ring) and * log2 g_i outside (a tree), each way
@@ -15,8 +16,8 @@ that holds several of the receivers is sent one: of G ranks G (1 - (1 - 1/G)^cop
 first tier, and of g bundles (g - 1) (1 - (1 - 1/g)^copies) outside.
 n is the whole tensor (all-to-all, send: what one rank sends). On a mesh or torus b_i is that of the links
 inside the group; the dimensions of one fabric tier are tiers of their own. Checked against NCCL's all-reduce
-on 2 to 128 A100 (benchmarks/results/leaderboard.md). Left out: protocol switches, contention between groups
-(the event simulation shares links), stragglers.
+on 2 to 128 A100 (benchmarks/results/leaderboard.md). Left out: contention between groups (the event
+simulation shares links), stragglers.
 """
 
 from __future__ import annotations
@@ -52,16 +53,20 @@ PROTOCOLS = (
     Protocol(26e-6, 0.37, 1.6, 0.79),
     Protocol(52e-6, 0.0, 4.8, 1.0),
 )
-"""NCCL's LL (a flag with every 4 bytes), LL128 (with every 120), Simple (after every chunk); the fastest is taken."""
+"""NCCL's LL (a flag with every 4 bytes), LL128 (with every 120) and Simple (after every chunk), half an
+all-reduce each. Read off Echo's all-reduces of 8 bytes to 8 GB on 2 to 128 A100; NCCL's own model
+(src/graph/tuning.cc) has the same form and order with shorter latencies, which the timings exceed."""
 
 
 @dataclass
 class Groups:
-    """Groups of ranks, one per row: members per tier, bandwidth and latency of each tier, padded to 4."""
+    """Groups of ranks, one per row: members per tier, bandwidth and latency of each tier, padded to 4;
+    protocols: 1 where a library of kernels chooses one by size, 0 where threads of one machine exchange."""
 
     members: Array
     bytes_s: Array
     latency_s: Array
+    protocols: Array
 
     @property
     def size(self) -> Array:
@@ -71,7 +76,7 @@ class Groups:
 
     def take(self, rows: np.ndarray) -> Groups:
         """Those at the given positions."""
-        return Groups(self.members[rows], self.bytes_s[rows], self.latency_s[rows])
+        return Groups(self.members[rows], self.bytes_s[rows], self.latency_s[rows], self.protocols[rows])
 
 
 def groups_of(cluster: Cluster, members: Array) -> Groups:
@@ -95,7 +100,8 @@ def groups_of(cluster: Cluster, members: Array) -> Groups:
         columns.append(np.ones(count))
         rates.append(np.ones(count))
         latencies.append(np.zeros(count))
-    return Groups(np.stack(columns, 1), np.stack(rates, 1), np.stack(latencies, 1))
+    protocols = np.full(count, float(cluster.device.threads is None))
+    return Groups(np.stack(columns, 1), np.stack(rates, 1), np.stack(latencies, 1), protocols)
 
 
 def collective_seconds(
@@ -116,12 +122,15 @@ def collective_seconds(
     steps = np.where(used, members - 1, 0.0)
     steps[:, 1:] = np.log2(np.maximum(members[:, 1:], 1.0))
     hops = HOPS * (groups.latency_s * steps).sum(axis=1)
-    seconds = np.full(len(size), np.inf)
+    plain = (size - 1) / size * num_bytes / ring + hops
+    seconds = np.where(groups.protocols > 0, np.inf, plain)
     for protocol in PROTOCOLS:
         near = protocol.near * groups.latency_s[:, 0] * steps[:, 0]
         far = protocol.far * (groups.latency_s[:, 1:] * steps[:, 1:]).sum(axis=1)
         travel = (size - 1) / size * num_bytes / (ring * protocol.share)
-        seconds = np.minimum(seconds, protocol.base_s + near + far + travel)
+        seconds = np.where(
+            groups.protocols > 0, np.minimum(seconds, protocol.base_s + near + far + travel), seconds
+        )
     seconds = passes * seconds
     peers = (np.cumprod(members, 1) - bundle) / size[:, None]
     outside = members[:, 1:].prod(axis=1)

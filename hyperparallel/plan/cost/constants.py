@@ -44,14 +44,15 @@ class Constants:
     """The fitted numbers.
 
     matmul: on the device's own peak share of big products. waves: power of the loss by a part-filled last
-    wave of tiles. attention: share of matrix-product speed that fused attention reaches (of Python-driven
-    software; `price.TUNED_ATTENTION` otherwise). memory: share of the memory bandwidth that streaming kernels
-    reach. host: host work per kernel, in units of the device's launch time. loop: the same per kernel of a loop over experts. jitter: growth of that work in
-    tensor-parallel groups, whose ranks share a node's cores and wait for the slowest (for 8 ranks 7 times
-    this). link, network: share of the bandwidth that collectives reach
-    inside the innermost tier and outside. grouped: speed of the experts' products
-    against equal dense ones. exposed: share of overlappable
-    tensor-parallel communication that is not hidden. dispatch: on the bytes moved to sort tokens by expert.
+    wave of tiles. attention: share of matrix-product speed that fused attention and scans reach in
+    open kernels (`Gemm.attention` in the vendor's). memory: share of the memory bandwidth that streaming
+    kernels reach. host: host work per kernel, in units of the device's launch time. loop: host work per kernel of a
+    loop over experts, in the same unit; it is not hidden, for the host has waited to learn how many tokens
+    each expert got. jitter: growth of that work in tensor-parallel groups, whose ranks share a node's cores
+    and wait for the slowest (for 8 ranks 7 times this). link, network: share of the bandwidth that
+    collectives reach inside the innermost tier and outside. grouped: speed of the experts' products against
+    equal dense ones. exposed: share of overlappable tensor-parallel communication that is not hidden.
+    dispatch: on the bytes moved to sort tokens by expert.
     """
 
     matmul: float = 0.8445

@@ -227,9 +227,7 @@ def _core(part: Attention | StateSpace, work: Work, at: _Sizes) -> tuple[Value, 
     c = at.candidates
     if not isinstance(part, Attention):
         flops = at.tokens * part.core_flops(at.seq) / at.tp
-        work.product(
-            at.tokens, SCAN_SLOWER * flops / at.tokens / 2.0 / 128.0, 128.0, low=False, attention=2
-        )
+        work.product(at.tokens, SCAN_SLOWER * flops / at.tokens / 2.0 / 128.0, 128.0, low=False, attention=2)
         width = (part.inner + 2 * part.groups * part.state) / at.tp
         work.stream(at.tokens * width * 12.0, 4.0)
         return at.tokens * width * 2.0 * 3.0, 0.0

@@ -151,7 +151,9 @@ def flatten(
     works = [s.work for s in segments]
     cells = [
         np.concatenate([spread(value, count) for value in column])
-        for column in zip(*((w.launches, w.expert_launches, w.stream_bytes, w.permuted_bytes) for w in works), strict=True)
+        for column in zip(
+            *((w.launches, w.expert_launches, w.stream_bytes, w.permuted_bytes) for w in works), strict=True
+        )
     ]
     total = len(candidates)
     table = [

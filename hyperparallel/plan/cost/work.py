@@ -20,9 +20,9 @@ class Product(NamedTuple):
 
     low: runs in the strategy's own number format (the weight products); otherwise in 16 bits. scaled: its
     first operand is brought into that format for this product (weights are once a step, and the weight
-    gradient's operands for the products before). scaled_back: the same of the gradient's product. grouped: of experts, one
-    kernel over groups of rows of unequal length. attention: 1 of fused attention, 2 of a scan, priced
-    with those kernels' efficiency."""
+    gradient's operands for the products before). scaled_back: the same of the product that makes the gradient
+    of its input. grouped: of experts, over groups of rows of unequal length. attention: 1 of fused attention,
+    2 of a scan, priced with those kernels' efficiency."""
 
     m: Value
     n: Value
@@ -55,7 +55,8 @@ class Work:
     """Kernels and messages of one pass over a layer.
 
     products: matrix products. stream_bytes: read and written by other kernels. launches: kernels that the
-    host starts. expert_launches: those that it starts for experts. permuted_bytes: of tokens copied, sorted and summed around experts. messages: collectives.
+    host starts. expert_launches: those that it starts for experts. permuted_bytes: of tokens copied, sorted
+    and summed around experts. messages: collectives.
     """
 
     products: list[Product] = field(default_factory=list)

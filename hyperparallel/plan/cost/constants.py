@@ -32,7 +32,6 @@ PRIORS: Mapping[str, Prior] = {
     "jitter": Prior(0.05, 1.0),
     "link": Prior(0.77, 0.05),
     "network": Prior(0.65, 0.1),
-    "grouped": Prior(0.8, 0.3),
     "exposed": Prior(0.4, 0.5),
     "dispatch": Prior(2.0, 0.5),
 }
@@ -44,29 +43,27 @@ class Constants:
     """The fitted numbers.
 
     matmul: on the device's own peak share of big products. waves: power of the loss by a part-filled last
-    wave of tiles. attention: share of matrix-product speed that fused attention and scans reach in
-    open kernels (`Gemm.attention` in the vendor's). memory: share of the memory bandwidth that streaming
-    kernels reach. host: host work per kernel, in units of the device's launch time. loop: host work per kernel of a
+    wave of tiles. attention: share of matrix-product speed that fused attention and scans reach in open
+    kernels (`Gemm.attention` in the vendor's). memory: share of the memory bandwidth that streaming kernels
+    reach. host: host work per kernel, in units of the device's launch time. loop: host work per kernel of a
     loop over experts, in the same unit; it is not hidden, for the host has waited to learn how many tokens
     each expert got. jitter: growth of that work in tensor-parallel groups, whose ranks share a node's cores
     and wait for the slowest (for 8 ranks 7 times this). link, network: share of the bandwidth that
-    collectives reach inside the innermost tier and outside. grouped: speed of the experts' products against
-    equal dense ones. exposed: share of overlappable tensor-parallel communication that is not hidden.
-    dispatch: on the bytes moved to sort tokens by expert.
+    collectives reach inside the innermost tier and outside. exposed: share of overlappable tensor-parallel
+    communication that is not hidden. dispatch: on the bytes moved to sort tokens by expert.
     """
 
-    matmul: float = 0.8445
-    waves: float = 0.8077
-    attention: float = 0.4288
-    memory: float = 0.6007
-    host: float = 19.6735
-    loop: float = 5.0
-    jitter: float = 0.041
-    link: float = 0.7723
-    network: float = 0.6342
-    grouped: float = 0.5596
-    exposed: float = 0.2917
-    dispatch: float = 2.3393
+    matmul: float = 0.8484
+    waves: float = 0.8482
+    attention: float = 0.4195
+    memory: float = 0.6134
+    host: float = 19.0781
+    loop: float = 4.9289
+    jitter: float = 0.0396
+    link: float = 0.7762
+    network: float = 0.6595
+    exposed: float = 0.2984
+    dispatch: float = 1.928
 
     @classmethod
     def of_logs(cls, logs: npt.NDArray[np.float64]) -> Constants:

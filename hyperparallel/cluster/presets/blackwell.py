@@ -5,8 +5,8 @@ here. `Gemm.peak` is the best share of peak that a search over shapes found in b
 Learning Engineering, "Maximum Achievable Matmul FLOPS": B200 1,745 of 2,250 TFLOP/s, B300 1,769, GB200 1,822
 of 2,500; GB300, not measured there, is taken to hold B300's share). Inferred: `launch_s`, latencies, the SMs
 that collectives take, and what a GPU sees of local SSDs. `Gemm.attention`: exponentials, whose units did not
-grow with the tensor cores, hold attention below products on Blackwell (inferred: 0.8); Blackwell Ultra has twice
-as many (data sheet: attention twice as fast), and reaches what Hopper does.
+grow with the tensor cores, hold attention below products on Blackwell (inferred: 0.8); Blackwell Ultra has
+twice as many (data sheet: attention twice as fast), and is taken to reach what Hopper does.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ Engineering, "Maximum Achievable Matmul FLOPS": 271.2 of 312 TFLOP/s on A100, 79
 Inferred, for want of a published figure: `launch_s`, what one GPU sees of the node's SSDs, and link
 latencies: NCCL's own model (src/graph/tuning.cc) has 0.6 to 3.4 us a hop of NVLink and 2.7 to 14 us a hop of
 the network, by protocol; one value between them is taken per tier.
-`Gemm.attention`: H100's fused attention reaches about 600 TFLOP/s at 128 elements a head, forward and backward
-of 16,384 tokens (arXiv:2407.08608, figures 5 and 6), as much as its sustained products; A100's about 190 of 228
-(arXiv:2307.08691).
+`Gemm.attention`: H100's fused attention reaches about 600 TFLOP/s at 128 elements a head, forward and
+backward over 16,384 tokens (arXiv:2407.08608, figures 5 and 6), nearly as much as its sustained products;
+A100's about 190 of 228 (arXiv:2307.08691).
 `collective_units` says how many SMs collectives take; what compute loses beside them is that share of the
 SMs, so `comm_slowdown` (anything beyond it) is 1: arXiv 2507.03114 measured 18.9 % on average on A100, H100
 and others, and 24 of 132 SMs are 18 %.

@@ -53,17 +53,17 @@ class Constants:
     communication that is not hidden. dispatch: on the bytes moved to sort tokens by expert.
     """
 
-    matmul: float = 0.8484
-    waves: float = 0.8482
-    attention: float = 0.4195
-    memory: float = 0.6134
-    host: float = 19.0781
-    loop: float = 4.9289
+    matmul: float = 0.8486
+    waves: float = 0.8487
+    attention: float = 0.4197
+    memory: float = 0.6136
+    host: float = 19.0806
+    loop: float = 4.9276
     jitter: float = 0.0396
-    link: float = 0.7762
-    network: float = 0.6595
-    exposed: float = 0.2984
-    dispatch: float = 1.928
+    link: float = 0.7763
+    network: float = 0.6594
+    exposed: float = 0.2967
+    dispatch: float = 1.9326
 
     @classmethod
     def of_logs(cls, logs: npt.NDArray[np.float64]) -> Constants:

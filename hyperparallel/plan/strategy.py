@@ -14,12 +14,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from hyperparallel.cluster.placement import FILLS, Fill
 from hyperparallel.errors import UserError, nearest
 
 Array = npt.NDArray[Any]
 RECOMPUTE = ("none", "selective", "alternate", "full")
 SCHEDULES = ("1f1b", "gpipe", "zb-h1")
-ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp")
+ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp", "tp-pp-cp-dp", "cp-tp-dp-pp", "cp-tp-pp-dp")
+"""Of the axes over the devices, innermost first. Gradients are reduced over cp and dp together, so cp, which
+also has messages in every layer, lies inside dp; a stage boundary is crossed once where tp sums in every
+layer, so tp lies inside pp. What dp sends can wait and tp's sums cannot, so tp lies inside dp."""
+
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 ATTENTIONS = ("open", "vendor", "vendor-8bit")
 EXPERTS = ("loop", "fused")
@@ -44,8 +49,9 @@ class Strategy:
     how many tokens each got; or fused over experts, with activation and number format, and recorded.
     dispatcher: tokens are sorted, sent to every expert, and sorted again; or one kernel sends each to a rank
     once and lays it out there (DeepEP, HybridEP). overlap_experts: tokens travel to experts beside the
-    compute of another microbatch. order: of the axes over the devices, innermost first. fused_loss: the cross
-    entropy reads its logits once and overwrites them with their gradient.
+    compute of another microbatch. order: of the axes over the devices, innermost first; fill: how they share
+    the dimensions of a mesh or torus. fused_loss: the cross entropy reads its logits once and overwrites them
+    with their gradient.
 
     >>> Strategy(tp=2, dp=4).devices
     8
@@ -72,7 +78,8 @@ class Strategy:
     experts: Literal["loop", "fused"] = "loop"
     dispatcher: Literal["exchange", "once"] = "once"
     overlap_experts: bool = True
-    order: Literal["tp-cp-dp-pp", "tp-cp-pp-dp"] = "tp-cp-dp-pp"
+    order: str = "tp-cp-dp-pp"
+    fill: Fill = "packed"
     fused_loss: bool = True
 
     def __post_init__(self) -> None:
@@ -111,13 +118,24 @@ class Strategy:
         parts += [self.recompute] if self.recompute != "none" else []
         parts += [self.schedule] if self.pp > 1 and self.schedule != "1f1b" else []
         parts += [f"offload {self.offload:.0%}"] if self.offload else []
-        parts += ["pp inside dp"] if self.pp > 1 and self.dp > 1 and self.order != ORDERS[0] else []
+        parts += self.placement_words()
         return " ".join(parts)
+
+    def placement_words(self) -> list[str]:
+        """How the placement differs from the usual one.
+
+        >>> Strategy(tp=2, pp=2, dp=2, order="tp-pp-cp-dp", fill="apart").placement_words()
+        ['order tp pp dp', 'axes apart']
+        """
+        axes = [axis for axis in self.order.split("-") if getattr(self, axis) > 1]
+        usual = [axis for axis in ORDERS[0].split("-") if axis in axes]
+        words = [f"order {' '.join(axes)}"] if axes != usual else []
+        return words + {"packed": [], "apart": ["axes apart"], "square": ["axes square"]}[self.fill]
 
 
 class Candidates:
     """Many strategies as one array per field; those with named values as positions
-    in `RECOMPUTE`, `SCHEDULES`, `DTYPES`, `ORDERS`, `ATTENTIONS`, `EXPERTS`
+    in `RECOMPUTE`, `SCHEDULES`, `DTYPES`, `ORDERS`, `FILLS`, `ATTENTIONS`, `EXPERTS`
     and `DISPATCHERS`."""
 
     tp: Array
@@ -142,6 +160,7 @@ class Candidates:
     dispatcher: Array
     overlap_experts: Array
     order: Array
+    fill: Array
     fused_loss: Array
 
     def __init__(self, **columns: Any) -> None:
@@ -191,6 +210,7 @@ _NAMES: dict[str, Sequence[str]] = {
     "attention": ATTENTIONS,
     "experts": EXPERTS,
     "dispatcher": DISPATCHERS,
+    "fill": FILLS,
 }
 
 

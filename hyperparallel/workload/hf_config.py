@@ -31,6 +31,7 @@ FAMILIES: dict[str, Callable[[Fields, str], Model]] = {
     "gpt_oss": experts.gpt_oss,
     "kimi_k2": experts.deepseek,
     "llama": decoders.llama,
+    "llava": vision.llava,
     "mamba": hybrids.mamba,
     "mamba2": hybrids.mamba2,
     "mistral": decoders.mistral,

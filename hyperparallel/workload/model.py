@@ -208,9 +208,9 @@ class Part:
         """Tokens of the main model's sequence that one image takes."""
         return self.tokens // self.merge
 
-    def flops(self, images: int = 1) -> float:
-        """FLOPs forward for so many images."""
-        inside = self.tokens * self.model.flops_per_token(self.tokens)
+    def flops(self, images: int = 1, causal: bool = True) -> float:
+        """FLOPs forward for so many images; `causal` as in `Model.flops_per_token`."""
+        inside = self.tokens * self.model.flops_per_token(self.tokens, causal)
         return images * (inside + self.tokens_out * total_flops(self.projector, self.tokens_out))
 
 

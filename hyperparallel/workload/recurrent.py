@@ -102,6 +102,21 @@ class StateSpace:
         keys = self.heads * self.state
         return conv + 6 * through + 2 * (3 * keys + 2 * self.inner) * inside
 
+    @property
+    def summary(self) -> int:
+        """Elements that say what a piece of a sequence does to the state: what it adds, and what is left of
+        the state before it (a factor of each element, of each head, or a matrix of each head).
+
+        >>> StateSpace("delta", heads=2, head_dim=16, state=8).summary
+        384
+        """
+        left = {
+            "mamba": self.inner * self.state,
+            "mamba2": self.heads,
+            "delta": self.heads * self.state * self.state,
+        }
+        return self.inner * self.state + left[self.form]
+
     def words(self) -> str:
         """A few words for a report.
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyperparallel.cluster import Cluster, Device, Fabric, Tier
-from hyperparallel.cluster.placement import spans, tier_spans
+from hyperparallel.cluster.placement import FILLS, Fill, placed, spans, tier_spans
 from hyperparallel.cluster.presets import preset
 
 pytestmark = pytest.mark.pure
@@ -48,16 +48,19 @@ def test_powers_of_two_are_placed_as_numbered_devices_are(dims: list[int], cuts:
         assert placed[axis].tolist() == numbered(sizes, axes, axis)
 
 
+@pytest.mark.parametrize("fill", FILLS)
 @settings(deadline=None)
 @given(dims=st.lists(st.integers(1, 30), min_size=1, max_size=4), data=st.data())
-def test_axes_that_multiply_to_all_devices_fill_every_dimension(dims: list[int], data: st.DataObject) -> None:
+def test_axes_that_multiply_to_all_devices_fill_every_dimension(
+    fill: Fill, dims: list[int], data: st.DataObject
+) -> None:
     """Whatever the factors: the product over dims is the axis, the product over axes is the dim."""
     rest, axes = math.prod(dims), []
     for _ in range(3):
         axes.append(data.draw(st.sampled_from([n for n in range(1, rest + 1) if rest % n == 0])))
         rest //= axes[-1]
     axes.append(rest)
-    placed = spans(machine([tuple(dims)]), axes)[:, :, 0]
+    placed = spans(machine([tuple(dims)]), axes, fill)[:, :, 0]
     assert placed.prod(axis=1).tolist() == axes
     assert placed.prod(axis=0).tolist() == dims
 
@@ -96,3 +99,15 @@ def test_no_axes_and_no_fabric() -> None:
     assert spans(preset("h100"), []).shape == (0, 2, 1)
     assert spans(machine([]), [4])[:, :, 0].tolist() == [[4]]
     assert tier_spans(machine([]), [4])[:, :, 0].tolist() == [[4]]
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("axes", [[4, 8, 2], [2, 2, 16], [8, 8, 1], [3, 4, 2]])
+def test_members_and_strides_number_every_device_once(fill: Fill, axes: list[int]) -> None:
+    """Coordinates member * stride of all axes reach each point of the mesh exactly once."""
+    sizes = (8, 8) if math.prod(axes) == 64 else (6, 4)
+    found = placed(machine([sizes]), axes, fill)
+    for dim, width in enumerate(sizes):
+        parts = zip(found.members[:, dim, 0].tolist(), found.strides[:, dim, 0].tolist(), strict=True)
+        steps = [[member * stride for member in range(members)] for members, stride in parts]
+        assert sorted(sum(one) for one in itertools.product(*steps)) == list(range(width))

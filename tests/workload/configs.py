@@ -144,6 +144,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
         patch_size=4,
         qkv_bias=False,
     ),
+    "llava": {
+        "model_type": "llava",
+        "tie_word_embeddings": False,
+        "text_config": {**DECODER, "model_type": "llama"},
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 56,
+            "image_size": 16,
+            "patch_size": 4,
+            "projection_dim": 32,
+        },
+    },
     "qwen2_vl": {
         "model_type": "qwen2_vl",
         "tie_word_embeddings": False,

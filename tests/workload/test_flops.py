@@ -22,7 +22,7 @@ pytestmark = pytest.mark.fake
 
 SEQ = 12
 RECURRENT = ("mamba", "mamba2", "nemotron_h", "qwen3_next")
-DECODERS = [n for n in CONFIGS if not n.startswith((*RECURRENT, "vit", "qwen2_vl", "qwen2_5_vl"))]
+DECODERS = [n for n in CONFIGS if not n.startswith((*RECURRENT, "vit", "qwen2_vl", "qwen2_5_vl", "llava"))]
 
 
 def counted(module: nn.Module, **inputs: Any) -> int:
@@ -102,6 +102,17 @@ def test_the_encoder_of_a_vision_language_model(name: str) -> None:
     pixels = torch.rand(36, 3 * 2 * 4 * 4)
     seen = counted(made, hidden_states=pixels, grid_thw=torch.tensor([[1, 6, 6]]))
     assert seen == part.flops()
+
+
+def test_the_encoder_of_llava() -> None:
+    keys = CONFIGS["llava"]
+    part = model_from_config(keys, "llava").encoders[0]
+    config = AutoConfig.for_model("llava", **{k: v for k, v in keys.items() if k != "model_type"})
+    made = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").model
+    seen = counted(made.vision_tower, pixel_values=torch.rand(1, 3, 16, 16))
+    seen += counted(made.multi_modal_projector, image_features=torch.rand(1, 16, 32))
+    (patch,), token = part.model.stem, 1  # the class token has no patch and isn't projected
+    assert seen == part.flops() - token * (patch.flops(1) + sum(one.flops(1) for one in part.projector))
 
 
 def _chunks(mixer: StateSpace, chunk: int) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from hyperparallel.cluster.cluster import Cluster
+from hyperparallel.plan.cost.encoder import front_of
 from hyperparallel.plan.cost.layer import KEPT_BYTES, layer_work
-from hyperparallel.plan.cost.rows import AGAIN, BACKWARD, FORWARD, HEAD, Rows, Segment, flatten
+from hyperparallel.plan.cost.rows import AGAIN, BACKWARD, FORWARD, FRONT, HEAD, Rows, Segment, flatten
 from hyperparallel.plan.cost.shapes import distinct, spread
 from hyperparallel.plan.cost.work import Array, Value, Work
 from hyperparallel.plan.strategy import Candidates
@@ -70,6 +71,10 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
     segments.append(Segment(_head(model, seq, shapes), HEAD, 1.0 + model.mtp))
     if model.mtp:
         segments.append(Segment(_joiner(model, seq, shapes), HEAD, float(model.mtp)))
+    front = front_of(model, shapes)
+    for ahead, times, num_bytes in front.passes:
+        segments.append(Segment(ahead, FRONT, times, each(num_bytes) * gathered))
+    whole_bytes = np.maximum(whole_bytes, front.whole_bytes)
     layers = float(model.num_layers + model.mtp * len(extra))
     tokens = c.microbatch * seq / c.cp
     ends = model.embedding_params + np.where(c.pp == 1, model.head_params, 0.0)
@@ -77,7 +82,9 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
     row: dict[str, Value] = {
         "layers": layers,
         "microbatches": microbatches,
-        "params": each(params) / c.pp + ends / c.tp,
+        "params": each(params) / c.pp + ends / c.tp + each(front.params),
+        "front_params": each(front.params),
+        "front_saved": each(front.saved_bytes),
         "embedding": float(model.embedding_params + model.head_params) / c.tp,
         "ends": ends / c.tp,
         "expert_params": each(expert_params) / c.pp,

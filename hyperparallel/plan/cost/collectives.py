@@ -1,33 +1,47 @@
 """Seconds of a collective on a described network, over arrays of groups.
 
 A group of G ranks has g0 members inside the first tier, g1 such bundles inside the second, and so on. A ring
-(or a one-step exchange on a full mesh) through all of them is as fast as its slowest tier, where a bundle
-enters and leaves through the links of all its members:
+(or direct exchanges on a full mesh) through all of them is as fast as its slowest tier, where a bundle enters
+and leaves through the links of all its members:
 
     B           = min over tiers i with g_i > 1 of  b_i * (g_0 ... g_(i-1)) * efficiency_i
     all-reduce  = 2 min over protocols of  base + hops + (G - 1) / G * n / (B * share);  all-gather and
                   reduce-scatter half of it
     all-to-all  = max over tiers of  n * (share of peers reached through tier i) / (b_i * efficiency_i) + hops
     send        = n / b of the tier that is crossed + one hop
-    hops        = latency_i * (g_i - 1) in the first tier (a ring) and * log2 g_i outside (a tree), each way
+    hops        = steps_i * latency_i, each way; steps: g_i - 1 in a first tier of switches (a ring), log2 g_i
+                  in outer ones (a tree); 1 for each dimension of a mesh (direct); g - 1 for each of a torus
+
+b_i of a mesh or torus is what the group's own links carry there. With r_d of dimension d and g_d members,
+
+    r_d         = (g - 1) links on a full mesh; on a torus 2 links where the group closes the ring, 1 where it
+                  does not, divided by the groups that interleave on the same links (its stride)
+    b           = min over sets S of its dimensions of  (G - 1) / (prod over S of g_d - 1) * sum over S of r_d
+
+Pieces of the tensor go through the dimensions in different orders at the same time; b is the best mix of all
+orders (the bytes of the orders span the base polytope of G_S - 1). It is the sum of all r_d on full meshes,
+and wherever no dimension is much slower than the rest. An all-to-all sends each byte once through every
+dimension in which its ends differ: h_d = (g - 1) / g of the bytes on a mesh, g / 4 of them (the mean
+distance) on a torus, and the slowest h_d / r_d counts.
 
 Of an all-to-all whose bytes are `copies` of one another (a token sent to several experts), a rank or a bundle
 that holds several of the receivers is sent one: of G ranks G (1 - (1 - 1/G)^copies) are reached inside the
 first tier, and of g bundles (g - 1) (1 - (1 - 1/g)^copies) outside.
-n is the whole tensor (all-to-all, send: what one rank sends). On a mesh or torus b_i is that of the links
-inside the group; the dimensions of one fabric tier are tiers of their own. Checked against NCCL's all-reduce
-on 2 to 128 A100 (benchmarks/results/leaderboard.md). Left out: contention between groups (the event
+n is the whole tensor (all-to-all, send: what one rank sends). Checked against NCCL's all-reduce on 2 to 128
+A100 (benchmarks/results/leaderboard.md). Left out: contention between groups of different axes (the event
 simulation shares links), stragglers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 
 from hyperparallel.cluster.cluster import Cluster
+from hyperparallel.cluster.fabric import Fabric
 from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.cost.work import Array
 
@@ -60,12 +74,16 @@ all-reduce each. Read off Echo's all-reduces of 8 bytes to 8 GB on 2 to 128 A100
 
 @dataclass
 class Groups:
-    """Groups of ranks, one per row: members per tier, bandwidth and latency of each tier, padded to 4;
-    protocols: 1 where a library of kernels chooses one by size, 0 where threads of one machine exchange."""
+    """Groups of ranks, one per row: members of each tier, bandwidth, latency and steps, padded to 4 tiers.
+
+    detour: how many times longer than at `bytes_s` an all-to-all takes in the tier. protocols [rows]: 1
+    where a library for switched networks chooses one by size, 0 where threads, meshes or tori exchange."""
 
     members: Array
     bytes_s: Array
     latency_s: Array
+    steps: Array
+    detour: Array
     protocols: Array
 
     @property
@@ -76,32 +94,76 @@ class Groups:
 
     def take(self, rows: np.ndarray) -> Groups:
         """Those at the given positions."""
-        return Groups(self.members[rows], self.bytes_s[rows], self.latency_s[rows], self.protocols[rows])
+        return Groups(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
-def groups_of(cluster: Cluster, members: Array) -> Groups:
-    """Groups that have `members` [rows, dims] in each dimension of the fabric (`placement.spans`)."""
-    count, tiers = len(members), list(cluster.dim_tiers)
-    columns, rates, latencies = [], [], []
-    for dim, tier in enumerate(tiers):
-        fabric = cluster.fabric[tier]
-        inside = dim - tiers.index(tier)
-        width, here = fabric.size[inside], members[:, dim]
-        rate = fabric.dim_bytes_s(inside) / fabric.oversubscription
-        used = (here - 1) / max(width - 1, 1) if fabric.kind == "mesh" else np.ones(count)
-        columns.append(here)
-        rates.append(np.maximum(rate * np.clip(used, 0.0, 1.0), 1.0))
-        latencies.append(np.full(count, fabric.latency_s))
-    while len(columns) > NUM_TIERS:  # the two innermost dimensions of a mesh work side by side
-        columns[:2] = [columns[0] * columns[1]]
-        rates[:2] = [rates[0] + rates[1]]
-        latencies[:2] = [np.maximum(latencies[0], latencies[1])]
+def groups_of(cluster: Cluster, members: Array, strides: Array | None = None) -> Groups:
+    """Groups that have `members` [rows, dims] in each dimension of the fabric (`placement.placed`)."""
+    count, dims = len(members), list(cluster.dim_tiers)
+    one = np.ones(count)
+    strides = np.ones(members.shape) if strides is None else strides
+    columns = []
+    for tier, fabric in enumerate(cluster.fabric):
+        at = [dim for dim in range(len(dims)) if dims[dim] == tier]
+        here = members[:, at]
+        rates = np.stack([_rate(fabric, i, here[:, i], strides[:, d]) for i, d in enumerate(at)], 1)
+        inside = here.prod(axis=1)
+        rate = np.maximum(_side_by_side(here, rates), 1.0)
+        worst = (_travelled(fabric, here) / np.maximum(rates, 1.0)).max(axis=1, initial=0.0)
+        detour = np.where(inside > 1, worst * rate / np.maximum(1.0 - 1.0 / inside, 0.5), 1.0)
+        columns.append((inside, rate, fabric.latency_s * one, _steps(fabric, here, tier == 0), detour))
+    while len(columns) > NUM_TIERS:  # machines of many tiers: the two innermost as one
+        (a, rate, latency, steps, detour), (b, *_, more, _) = columns[:2]
+        columns[:2] = [(a * b, rate, latency, steps + more, detour)]
     while len(columns) < NUM_TIERS:
-        columns.append(np.ones(count))
-        rates.append(np.ones(count))
-        latencies.append(np.zeros(count))
-    protocols = np.full(count, float(cluster.device.threads is None))
-    return Groups(np.stack(columns, 1), np.stack(rates, 1), np.stack(latencies, 1), protocols)
+        columns.append((one, one, 0.0 * one, 0.0 * one, one))
+    switches = all(fabric.kind == "switch" for fabric in cluster.fabric)
+    protocols = np.full(count, float(switches and cluster.device.threads is None))
+    members, bytes_s, latency_s, steps, detour = (np.stack(c, 1) for c in zip(*columns, strict=True))
+    return Groups(members, bytes_s, latency_s, steps, detour, protocols)
+
+
+def _rate(fabric: Fabric, dim: int, members: Array, strides: Array) -> Array:
+    """Bytes a second that a rank of the group sends through one dimension; 0 where it has no peer there."""
+    width = fabric.size[dim]
+    share = np.ones(len(members))
+    if fabric.kind == "mesh":
+        share = np.minimum((members - 1) / max(width - 1, 1), 1.0)
+    elif fabric.kind in ("torus", "ring"):
+        share = np.where(members * strides >= width, 1.0, 0.5) / strides
+    result: Array = np.where(members > 1, fabric.dim_bytes_s(dim) / fabric.oversubscription * share, 0.0)
+    return result
+
+
+def _side_by_side(members: Array, rates: Array) -> Array:
+    """What the dimensions of a tier carry together, each byte once: see the module."""
+    best = rates.sum(axis=1)
+    dims = members.shape[1]
+    whole = members.prod(axis=1)
+    for size in range(1, dims):
+        for some in combinations(range(dims), size):
+            must = members[:, some].prod(axis=1) - 1.0
+            limit = np.where(
+                must > 0, rates[:, some].sum(axis=1) * (whole - 1) / np.maximum(must, 1.0), np.inf
+            )
+            best = np.minimum(best, limit)
+    return np.asarray(best)
+
+
+def _travelled(fabric: Fabric, members: Array) -> Array:
+    """Times that a byte of an all-to-all inside the tier goes through a dimension, on average."""
+    if fabric.kind in ("torus", "ring"):
+        return np.asarray(members**2 // 4 / members)
+    return np.asarray(1.0 - 1.0 / members)
+
+
+def _steps(fabric: Fabric, members: Array, first: bool) -> Array:
+    """Hops one after the other of an all-gather."""
+    if fabric.kind == "mesh":
+        return np.asarray((members > 1).sum(axis=1), float)
+    if first or fabric.kind != "switch":
+        return np.asarray((members - 1).sum(axis=1), float)
+    return np.asarray(np.log2(members.prod(axis=1)))
 
 
 def collective_seconds(
@@ -119,14 +181,12 @@ def collective_seconds(
     used = members > 1
     ring = np.where(used, rates * bundle, np.inf).min(axis=1)
     passes = np.where(kind == 0, 2.0, 1.0)
-    steps = np.where(used, members - 1, 0.0)
-    steps[:, 1:] = np.log2(np.maximum(members[:, 1:], 1.0))
-    hops = HOPS * (groups.latency_s * steps).sum(axis=1)
+    hops = HOPS * (groups.latency_s * groups.steps).sum(axis=1)
     plain = (size - 1) / size * num_bytes / ring + hops
     seconds = np.where(groups.protocols > 0, np.inf, plain)
     for protocol in PROTOCOLS:
-        near = protocol.near * groups.latency_s[:, 0] * steps[:, 0]
-        far = protocol.far * (groups.latency_s[:, 1:] * steps[:, 1:]).sum(axis=1)
+        near = protocol.near * groups.latency_s[:, 0] * groups.steps[:, 0]
+        far = protocol.far * (groups.latency_s[:, 1:] * groups.steps[:, 1:]).sum(axis=1)
         travel = (size - 1) / size * num_bytes / (ring * protocol.share)
         seconds = np.where(
             groups.protocols > 0, np.minimum(seconds, protocol.base_s + near + far + travel), seconds
@@ -139,7 +199,7 @@ def collective_seconds(
     )
     peers[:, 0] *= np.minimum(size * (1 - (1 - 1 / size) ** copies) / copies, 1.0)
     peers[:, 1:] *= np.where(outside > 1, distinct, 1.0)[:, None]
-    exchange = np.where(used, num_bytes[:, None] * peers / rates, 0.0).max(axis=1) + hops
+    exchange = np.where(used, num_bytes[:, None] * peers * groups.detour / rates, 0.0).max(axis=1) + hops
     slowest = np.where(used, rates, np.inf).min(axis=1)
     send = num_bytes / slowest + HOPS * groups.latency_s.max(axis=1, where=used, initial=0.0)
     seconds = np.where(kind == 3, exchange, np.where(kind == 4, send, seconds))

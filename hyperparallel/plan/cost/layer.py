@@ -7,8 +7,8 @@ With T = microbatch * seq / cp tokens on a rank and 2-byte elements:
     streams    norms 4 h, residual and dropout 6 h, activations, rotary, permutations, each a few bytes
                for every element read and written; backward 1.6 times as many
     messages   tensor parallel: two sums of T h a pass (with `sp` a gather and a scatter each, and one
-               more gather in the backward), context parallel: keys and values gathered, experts: tokens
-               out and back, topk / tp of them
+               more gather in the backward), context parallel: keys and values gathered, or the states of
+               recurrent layers; experts: tokens out and back, topk / tp of them
     saved      the input of every product (once where several share it), queries, keys, values, inputs of
                norms and activations, dropout masks; explicit attention also 5 bytes for each score
                (Korthikanti et al. 2022, arXiv:2205.05198, whose totals this reproduces). "alternate" keeps
@@ -42,6 +42,9 @@ figure 10) with about an eighth of the work."""
 EXPERT_BIAS = 28.0
 """Moved for one element of the experts' output where it has a bias: product with the probability in 32 bits
 (4 written), sum (6 read, 4 written), concatenation (4, 4), cast (4, 2); Megatron-Core's experts do so."""
+
+CP_PIECES = 2.0
+"""Of a sample on each context-parallel rank, one from either end, so that causal attention is balanced."""
 
 KEPT_BYTES = np.array([{"mxfp8": 1.03125, "nvfp4": 0.5625}.get(dtype, 2.0) for dtype in DTYPES])
 NARROW = np.array([1.0 if dtype in ("fp8", "mxfp8", "nvfp4") else 0.0 for dtype in DTYPES])
@@ -230,7 +233,7 @@ def _core(part: Attention | StateSpace, work: Work, at: _Sizes) -> tuple[Value, 
         work.product(at.tokens, SCAN_SLOWER * flops / at.tokens / 2.0 / 128.0, 128.0, low=False, attention=2)
         width = (part.inner + 2 * part.groups * part.state) / at.tp
         work.stream(at.tokens * width * 12.0, 4.0)
-        return at.tokens * width * 2.0 * 3.0, 0.0
+        return at.tokens * width * 2.0 * 3.0 + _states(part, work, at), 0.0
     heads = part.heads / at.tp
     keys = part.keys(at.seq, causal=True)
     square = part.keys(at.seq, causal=False)
@@ -255,6 +258,26 @@ def _core(part: Attention | StateSpace, work: Work, at: _Sizes) -> tuple[Value, 
     work.messages.append(Message("all_gather", "cp", kv_bytes, hidden=1))
     kept = 2.0 * elements + np.where(flash, 4.0 * at.tokens * heads, 0.0)
     return kept, np.where(flash, 0.0, scores * (5.0 if at.dropout else 2.0))
+
+
+def _states(part: StateSpace, work: Work, at: _Sizes) -> Value:
+    """Across context-parallel ranks: the summaries of all pieces are gathered in 32 bits, each rank puts
+    those in front of its own together, and the short convolution needs the last tokens of the piece before.
+    Returns the bytes of the states that pieces begin with, which are saved."""
+    c = at.candidates
+    several = c.cp > 1
+    pieces = CP_PIECES * c.microbatch * several
+    whole = 4.0 * part.summary / at.tp * pieces * c.cp
+    work.messages.append(Message("all_gather", "cp", whole, several * 1.0))
+    halo = 2.0 * (part.conv - 1) * part.conv_channels / at.tp * pieces
+    work.messages.append(Message("send", "cp", halo, several * 1.0))
+    work.stream(whole, several * 2.0)
+    if part.form == "delta":
+        before = pieces * (CP_PIECES * c.cp - 1) / 2.0
+        heads = part.heads / at.tp
+        for width in (part.head_dim, part.state):  # what is added, then the matrix itself
+            work.products.append(Product(part.state, width, part.state, copies=heads * before, low=False))
+    return 4.0 * part.inner * part.state / at.tp * pieces
 
 
 def _tensor_parallel(work: Work, at: _Sizes) -> None:

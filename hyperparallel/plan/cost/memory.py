@@ -16,7 +16,8 @@ their layers (at most m):
     optimizer    12 bytes: a 32-bit copy and two moments; cut by ZeRO-1 and up; the share `offload` is in
                  host memory
     activations  what `layer.py` says is saved, times the microbatches above; between stages also what was
-                 sent and the place where its gradient arrives
+                 sent and the place where its gradient arrives;
+                 of encoders those in flight in the first chunk (interleaved: 2 p - 1)
     working      the layer that is computed again or runs backward with its gradients, or the logits, theirs
                  and the last norm; under ZeRO-3 `GATHERED_LAYERS` whole layers and the 16-bit gradients of
                  one with the 32-bit copy that is reduced
@@ -101,6 +102,13 @@ def held_last(p: Array, m: Array, v: Array, schedule: Array) -> Array:
     return np.where(schedule == GPIPE, m, np.minimum(last, m))
 
 
+def first_chunk_held(p: Array, m: Array, v: Array, schedule: Array) -> Array:
+    """Microbatches whose activations the first chunk of the first stage holds at once: the warm-up of
+    interleaved schedules runs through all chunks, with p - 1 microbatches of the next round behind it."""
+    most = np.minimum(np.where(v > 1, 2 * p - 1, p), m)
+    return np.where(schedule == GPIPE, m, most)
+
+
 def memory_of(rows: Rows) -> Memory:
     """Peak memory of every row."""
     r = rows.row
@@ -114,7 +122,7 @@ def memory_of(rows: Rows) -> Memory:
         return bytes_each * (r["params"] / cut + r["expert_params"] / expert_cut)
 
     parameters = np.where(zero == 3, 0.0, kept(3, PARAM_BYTES))
-    inside = np.maximum(r["params"] - r["ends"] + r["expert_params"], 0.0)
+    inside = np.maximum(r["params"] - r["ends"] - r["front_params"] + r["expert_params"], 0.0)
     parameters = parameters - np.where(fully & (p > 1) & (r["dtype"] == FP8), inside, 0.0)
     layers = np.ceil(r["layers"] / p)
     layer = inside * p / r["layers"]
@@ -125,6 +133,8 @@ def memory_of(rows: Rows) -> Memory:
 
     alive = r["saved_bytes"] * layers + np.where(p > 1, 2.0 * r["boundary_bytes"], 0.0)
     first, last = alive * microbatches_held(*pipeline), alive * held_last(*pipeline)
+    ahead = r["front_saved"] * first_chunk_held(*pipeline)
+    first, last = first + ahead, last + np.where(p == 1, ahead, 0.0)
     backward = r["whole_bytes"] + reduced
     logits = r["logit_bytes"] * r["logits"] + r["norm_bytes"]
     at_end = last + np.maximum(logits, backward) > first + backward

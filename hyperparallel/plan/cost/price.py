@@ -23,7 +23,7 @@ import numpy as np
 from hyperparallel.plan.cost.build import OPTIMIZER_BYTES
 from hyperparallel.plan.cost.collectives import KINDS, Groups, collective_seconds
 from hyperparallel.plan.cost.constants import Constants
-from hyperparallel.plan.cost.rows import AGAIN, BACKWARD, FORWARD, HEAD, Rows
+from hyperparallel.plan.cost.rows import AGAIN, BACKWARD, FORWARD, FRONT, HEAD, Rows
 from hyperparallel.plan.cost.work import Array
 from hyperparallel.plan.strategy import SCHEDULES
 
@@ -173,7 +173,7 @@ def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = 
     """Price every row; times: of the same rows, where they are known already."""
     t = times or segment_times(rows, constants)
     r, at, length = rows.row, rows.segment_row, rows.length
-    weight = rows.segment_layers * (rows.segment_pass != HEAD)
+    weight = rows.segment_layers * (rows.segment_pass < HEAD)
 
     def per_row(values: Array, chosen: Array) -> Array:
         return np.asarray(np.bincount(at, values * chosen, length), float)
@@ -181,6 +181,8 @@ def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = 
     is_head = (rows.segment_pass == HEAD) * rows.segment_layers
     layers = per_row(t.compute, weight)
     head = per_row(t.compute + t.tensor, is_head)
+    is_front = (rows.segment_pass == FRONT) * rows.segment_layers
+    front = per_row(t.compute + t.tensor + t.fsdp, is_front)
     messages = per_row(t.tensor, weight)
     routed = per_row(t.dispatch, weight)
     params_wait = per_row(t.fsdp, weight)
@@ -189,8 +191,8 @@ def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = 
     per_chunk = np.ceil(r["layers"] / (p * v))
     longest = stage * per_chunk * p * v / r["layers"]
     short = np.maximum(per_chunk * p * v - r["layers"], 0.0)
-    last = longest - short * stage * p / r["layers"] + head
-    longest = np.maximum(longest, last)
+    last = longest - short * stage * p / r["layers"] + head + np.where(p == 1, front, 0.0)
+    longest = np.maximum(longest + np.where(p > 1, front, 0.0), last)
     boundary = collective_seconds(np.full(length, 4.0), r["boundary_bytes"], rows.groups["pp"], constants)
     sends = 2.0 * v * boundary * np.where((r["overlap"] > 0) & (v > 1), constants.exposed, 1.0)
     forward, backward, again = (
@@ -200,15 +202,17 @@ def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = 
     more = np.maximum(last - stage, 0.0)  # what the last stage has beyond a mean one
     halves = zero_bubble_seconds(p, m, forward, backward, again, more)
     cold = np.where(r["schedule"] == ZB, halves, (p - 1) / v * stage)
-    bubble = cold + (p - 1) / v * sends + m * (longest - stage - head / p)
+    bubble = cold + (p - 1) / v * sends + m * (longest - stage - (head + front) / p)
     gradients, travel_gradients = gradient_seconds(rows, stage, constants)
     optimizer = _optimizer(rows, constants)
     exposed_tensor = m * (messages / p + params_wait / p + sends)
     exposed_experts = m * routed / p
-    busy_row = m * (layers + head) / p
+    busy_row = m * (layers + head + front) / p
     parts = (busy_row, exposed_tensor, exposed_experts, bubble, gradients, optimizer)
     seconds = sum(parts[1:], start=parts[0])
-    moved = m * (per_row(t.travel, weight + is_head) + per_row(t.gather, weight)) / p + m * 2.0 * v * boundary
+    ends = is_head + is_front
+    moved = m * (per_row(t.travel, weight + ends) + per_row(t.gather, weight + is_front)) / p
+    moved = moved + m * 2.0 * v * boundary
     return StepTime(seconds, *parts, moved + travel_gradients)
 
 

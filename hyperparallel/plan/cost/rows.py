@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from hyperparallel.cluster.cluster import Cluster
-from hyperparallel.cluster.placement import spans
+from hyperparallel.cluster.placement import FILLS, Placed, placed
 from hyperparallel.plan.cost.collectives import KINDS, Groups, groups_of
 from hyperparallel.plan.cost.shapes import Places, spread
 from hyperparallel.plan.cost.work import Array, Value, Work
-from hyperparallel.plan.strategy import DTYPES, Candidates
+from hyperparallel.plan.strategy import DTYPES, ORDERS, Candidates
 
-FORWARD, BACKWARD, AGAIN, HEAD = range(4)
+FORWARD, BACKWARD, AGAIN, HEAD, FRONT = range(5)
 
 PRODUCT_COLUMNS = tuple(
     f"product_{x}" for x in ("segment", "m", "n", "k", "copies", "attention", "low", "scaled", "grouped")
@@ -216,28 +216,41 @@ def _host_seconds(cluster: Cluster) -> float:
     return 1.0 / read + 1.0 / write
 
 
-def _groups(cluster: Cluster, c: Candidates) -> dict[str, Groups]:
-    """The groups of every axis: tp innermost, then cp, then dp and pp in the candidate's order.
+def axes_placed(cluster: Cluster, c: Candidates) -> dict[str, Placed]:
+    """Where every axis lies ([dims, C] of each), in each candidate's own order and fill.
 
-    "dp" is what gradients are reduced over, dp * cp; "edp" the same for experts, which fold over tp, cp and
-    dp. Where the pipeline lies inside dp, experts skip it: they fill tp * cp, then go on outside.
+    Experts fold over what the pipeline leaves of every dimension (tp, cp and dp): etp innermost, then ep,
+    then their replicas ("edp").
     """
-    columns = [x.astype(int) for x in (c.tp, c.cp, c.dp, c.pp, c.etp, c.ep)]
-    tp_, cp_, dp_, pp_, etp_, ep_ = columns
-    near = (c.order > 0).astype(bool)
-    replicas = tp_ * cp_ * dp_ // (etp_ * ep_)
-    tp, cp, dp, pp = spans(cluster, [tp_, cp_, dp_, pp_]).astype(float)
-    etp, ep, edp = spans(cluster, [etp_, ep_, replicas]).astype(float)
-    if near.any():
-        inside = np.maximum(tp_ * cp_ // np.gcd(etp_, tp_ * cp_), 1)
-        ep_in = np.gcd(ep_, inside)
-        rest = inside // ep_in
-        a, b, d, e = spans(cluster, [tp_, cp_, pp_, dp_]).astype(float)
-        tp, cp, pp, dp = (np.where(near, x, y) for x, y in zip((a, b, d, e), (tp, cp, pp, dp), strict=True))
-        rest = np.gcd(rest, replicas)
-        parts = spans(cluster, [etp_, ep_in, rest, pp_, ep_ // ep_in, replicas // rest]).astype(float)
-        etp = np.where(near, parts[0], etp)
-        ep = np.where(near, parts[1] * parts[4], ep)
-        edp = np.where(near, parts[2] * parts[5], edp)
-    members = {"tp": tp, "cp": cp, "dp": cp * dp, "pp": pp, "etp": etp, "ep": ep, "edp": edp}
-    return {axis: groups_of(cluster, value.T) for axis, value in members.items()}
+    shape = (len(cluster.dims) or 1, len(c))
+    found = {
+        axis: Placed(np.ones(shape, np.int64), np.ones(shape, np.int64))
+        for axis in ("tp", "cp", "dp", "pp", "etp", "ep", "edp")
+    }
+    code = (c.order * len(FILLS) + c.fill).astype(int)
+    for one in np.unique(code):
+        at = np.flatnonzero(code == one)
+        order, fill = ORDERS[one // len(FILLS)].split("-"), FILLS[one % len(FILLS)]
+        size = {axis: getattr(c, axis)[at].astype(np.int64) for axis in (*order, "etp", "ep")}
+        main = placed(cluster, [size[axis] for axis in order], fill)
+        pipeline = main.members[order.index("pp")]
+        room = np.maximum(np.array(cluster.dims or (1,))[:, None] // pipeline, 1)
+        replicas = size["tp"] * size["cp"] * size["dp"] // (size["etp"] * size["ep"])
+        folded = placed(cluster, [size["etp"], size["ep"], replicas], fill, room)
+        for names, those in ((order, main), (("etp", "ep", "edp"), folded)):
+            for i, axis in enumerate(names):
+                found[axis].members[:, at], found[axis].strides[:, at] = those.members[i], those.strides[i]
+    return found
+
+
+def _groups(cluster: Cluster, c: Candidates) -> dict[str, Groups]:
+    """The groups of every axis; "dp" is what gradients are reduced over (dp * cp), "edp" that of experts."""
+    where = axes_placed(cluster, c)
+    cp, dp = where["cp"], where["dp"]
+    far = np.iinfo(np.int64).max
+    closest = np.minimum(np.where(cp.members > 1, cp.strides, far), np.where(dp.members > 1, dp.strides, far))
+    where["dp"] = Placed(cp.members * dp.members, np.where(closest < far, closest, 1))
+    return {
+        axis: groups_of(cluster, one.members.T.astype(float), one.strides.T.astype(float))
+        for axis, one in where.items()
+    }

@@ -10,21 +10,24 @@ import numpy as np
 import numpy.typing as npt
 
 from hyperparallel.plan.cost.work import Array
-from hyperparallel.plan.strategy import Candidates
+from hyperparallel.plan.strategy import ORDERS, Candidates
 
 Places = npt.NDArray[np.int64]
+
+_OUTERMOST = [code for code, order in enumerate(ORDERS) if order.endswith("dp-pp")]
+"""Orders in which packed tp, cp and experts are placed whatever the sizes of dp and pp are."""
 
 
 def distinct(c: Candidates) -> tuple[Places, Places]:
     """(position of the first strategy of each shape, the shape of each strategy).
 
     A shape is made of everything that `layer.py`, the head, and the prices of a segment read. Where the
-    pipeline lies inside the data axis, its size decides which links experts use.
+    pipeline is not outermost or axes are not packed, the sizes of pp and dp decide which links others use.
     """
-    inside = c.order > 0
+    inside = ~np.isin(c.order, _OUTERMOST) | (c.fill > 0)
     columns = [c.tp, c.cp, c.ep, c.etp, c.microbatch, c.sp, c.recompute, c.dtype, c.flash, c.overlap, c.graph]
     columns += [c.attention, c.experts, c.dispatcher, c.overlap_experts]
-    columns += [c.fused_loss, (c.virtual > 1) | (c.pp == 1), inside, inside * c.pp, inside * c.dp]
+    columns += [c.fused_loss, (c.virtual > 1) | (c.pp == 1), c.order, c.fill, inside * c.pp, inside * c.dp]
     key = np.zeros(len(c), np.int64)
     for column in columns:
         key = key * (int(column.max(initial=0)) + 1) + np.asarray(column, np.int64)

@@ -1,12 +1,13 @@
 """Uneven stages and per-layer recomputation or offload, by an integer program.
 
-The head makes the last stage longer and leading dense layers differ from experts, so equal parts are not
-equal times; and if "all kept" does not fit, "all recomputed" does too much. With n[s, r, a] layers of run r
-(equal layers in a row) in stage s under action a (keep, recompute half or all, offload what is saved),
-t[r, a] seconds of a layer and microbatch and b[a] saved bytes,
+The head makes the last stage longer, encoders the first, and leading dense layers differ from experts, so
+equal parts are not equal times; and if "all kept" does not fit, "all recomputed" does too much. With
+n[s, r, a] layers of run r (equal layers in a row) in stage s under action a (keep, recompute half or all,
+offload what is saved), t[r, a] seconds of a layer and microbatch and b[a] saved bytes,
 
     minimise   m T + cold / (p v) * sum n t                     (the closed form of `cost/price.py`)
-    subject to T >= sum of n t over the stages of each rank, its head included, and v times that of a stage
+    subject to T >= sum of n t over the stages of each rank, its head or encoders included, and v times that
+               of a stage
                states + sum n (state bytes + in flight of the rank * b) <= capacity, and the same for the host
                all layers placed, none of a run before the run in front of it is done
 
@@ -20,9 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperparallel.mpmd.bubble import most_in_flight
+from hyperparallel.plan.cost.memory import first_chunk_held
 from hyperparallel.plan.search.stages import ACTIONS, Split, even_split, layer_kinds
 from hyperparallel.plan.search.step import Prices
-from hyperparallel.plan.strategy import Strategy
+from hyperparallel.plan.strategy import RECOMPUTE, Strategy
 
 MOST_RUNS = 6
 LEAST_GAIN = 0.003
@@ -46,6 +48,8 @@ class _Facts:
     host_room: float
     head: float
     cold: float
+    front: float
+    front_bytes: float
 
     @property
     def stages(self) -> int:
@@ -73,6 +77,7 @@ def closed_seconds(prices: Prices, split: Split) -> float:
         ranks[stage % strategy.pp] += sum(prices.layer(kind, action) for kind, action in layers)
     total = sum(ranks)
     ranks[(facts.stages - 1) % strategy.pp] += facts.head
+    ranks[0] += facts.front
     chunks = [sum(prices.layer(kind, action) for kind, action in layers) for layers in split.stages]
     longest = max(*ranks, strategy.virtual * max(chunks))
     return facts.microbatches * longest + _cold(prices) / facts.stages * total
@@ -80,6 +85,13 @@ def closed_seconds(prices: Prices, split: Split) -> float:
 
 def _cold(prices: Prices) -> float:
     return prices.cold_share() * (prices.strategy.pp - 1)
+
+
+def _front_held(prices: Prices) -> float:
+    """Bytes that encoders keep of all microbatches in flight."""
+    r = prices.table.rows.row
+    held = first_chunk_held(r["pp"], r["microbatches"], r["virtual"], r["schedule"])
+    return float(r["front_saved"][RECOMPUTE.index(prices.strategy.recompute)] * held[0])
 
 
 def _facts(prices: Prices) -> _Facts:
@@ -103,7 +115,7 @@ def _facts(prices: Prices) -> _Facts:
     room = math.inf
     if job.cluster.has_tier("host"):
         room = job.cluster.tier("host").capacity_per_device_bytes - prices.host_bytes()
-    head = prices.head()
+    head, front = prices.head(), prices.front()
     return _Facts(
         strategy,
         job.global_batch // (strategy.dp * strategy.microbatch),
@@ -112,10 +124,15 @@ def _facts(prices: Prices) -> _Facts:
         [prices.saved_bytes(a) for a in actions],
         states,
         held - states * len(kinds) / strategy.pp + working,
-        max(job.cluster.capacity_bytes, held + working + prices.in_flight() * count * prices.own_saved()),
+        max(
+            job.cluster.capacity_bytes,
+            held + working + prices.in_flight() * count * prices.own_saved() + _front_held(prices),
+        ),
         room,
         head.compute + head.tensor,
         _cold(prices),
+        front.compute + front.tensor + front.gather,
+        _front_held(prices),
     )
 
 
@@ -143,11 +160,13 @@ def _solve(facts: _Facts) -> dict[tuple[int, int, int], int] | None:
     for rank in range(s.pp):
         mine = {k: c for k, c in columns.items() if k[0] % s.pp == rank}
         head = facts.head if rank == (stages - 1) % s.pp else 0.0
+        head += facts.front if rank == 0 else 0.0
         weights = {c: -facts.seconds[run][action] for (_, run, action), c in mine.items()}
         program.weighted({longest: 1.0, **weights}, head, math.inf)
         held = _held(facts, rank)
         bytes_of = {c: facts.states + held * facts.saved[action] for (_, _, action), c in mine.items()}
-        program.weighted(_scaled(bytes_of, facts.capacity), -math.inf, 1.0 - facts.fixed / facts.capacity)
+        fixed = facts.fixed + (facts.front_bytes if rank == 0 else 0.0)
+        program.weighted(_scaled(bytes_of, facts.capacity), -math.inf, 1.0 - fixed / facts.capacity)
         if len(facts.saved) == len(ACTIONS) and math.isfinite(facts.host_room):
             away = {
                 c: held * facts.saved[0] for (_, _, action), c in mine.items() if action == len(ACTIONS) - 1

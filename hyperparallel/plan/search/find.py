@@ -2,8 +2,10 @@
 
 A large space is searched in two passes. The first prices every skeleton (`space.py`) in its usual form:
 sequence parallelism, data axis inside the pipeline, ZeRO-1 and 3, any number of chunks, and of recomputation
-and offload what is needed to fit. The second tries everything inside the best `REFINED` skeletons. A space
-with no more skeletons than that goes through the second pass only, so nothing is left out.
+and offload what is needed to fit. The second tries everything inside the best `REFINED` skeletons but other
+placements of their axes; of what is best then, all placements are priced, and the `PLACED` skeletons that are
+best so are searched once more with all of everything. A space with no more skeletons than `PLACED` goes
+through that pass only, so nothing is left out.
 
 Dominance: of two strategies that differ only in recomputation and offload, and both fit, the one with less of
 both is never slower.
@@ -11,20 +13,22 @@ both is never slower.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
 import numpy as np
 
+from hyperparallel.cluster.placement import FILLS
 from hyperparallel.errors import PlanError
 from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.cost.memory import Memory
 from hyperparallel.plan.cost.price import StepTime
 from hyperparallel.plan.cost.work import Array
 from hyperparallel.plan.search.job import Job
-from hyperparallel.plan.search.pricing import Prediction, Table, prediction, schedule_code
+from hyperparallel.plan.search.places import Placement, placements
+from hyperparallel.plan.search.pricing import Prediction, Table, predict, prediction, schedule_code
 from hyperparallel.plan.search.space import (
     EVERYTHING,
     RECOMPUTED,
@@ -32,8 +36,8 @@ from hyperparallel.plan.search.space import (
     Skeleton,
     cuts,
     levels,
-    orders,
     pipelines,
+    skeleton_of,
     skeletons,
     zeros,
 )
@@ -41,7 +45,7 @@ from hyperparallel.plan.strategy import ORDERS, RECOMPUTE, Candidates, Strategy
 
 Objective = Literal["time", "memory", "cost"]
 OBJECTIVES: tuple[Objective, ...] = ("time", "memory", "cost")
-REFINED = 160
+REFINED, PLACED = 160, 32
 CHUNK = 4096
 
 
@@ -75,16 +79,50 @@ def find(
         values, considered = _first_pass(job, every, objective, limits, used)
         order = np.argsort(values, kind="stable")[:REFINED]
         chosen = [every[int(i)] for i in order if np.isfinite(values[i])]
-    best, more, fitting = _second_pass(job, chosen, objective, limits, used)
+    if not chosen:
+        return Found((), considered, 0)
+    places = dict(zip(chosen, placements(job, chosen, limits), strict=True))
+    best: list[Prediction] = []
+    fitting = 0
+    if len(every) > PLACED:
+        first = {s: ones[:1] for s, ones in places.items()}
+        best, more, fitting = _second_pass(job, first, objective, limits, used)
+        considered += more
+        ordered = _by_best_place(job, best, places, objective, used)
+        places = {s: places[s] for s in ordered[:PLACED]}
+    again, more, others = _second_pass(job, places, objective, limits, used)
+    best = again + [p for p in best if skeleton_of(p.strategy) not in places]
     best.sort(key=lambda p: rank_key(p, objective))
-    return Found(tuple(best[:keep]), considered + more, fitting)
+    return Found(tuple(best[:keep]), considered + more, fitting + others)
+
+
+def _by_best_place(
+    job: Job,
+    best: Sequence[Prediction],
+    places: Mapping[Skeleton, Sequence[Placement]],
+    objective: Objective,
+    constants: Constants,
+) -> list[Skeleton]:
+    """The skeletons of some predictions, sorted by the best that another placement makes of each."""
+    sizes = [skeleton_of(p.strategy) for p in best]
+    every = [
+        replace(p.strategy, order=order, fill=fill)
+        for s, p in zip(sizes, best, strict=True)
+        for order, fill in places[s]
+    ]
+    keys: dict[Skeleton, tuple[float, ...]] = {}
+    for p in predict(job, every, constants):
+        s, key = skeleton_of(p.strategy), rank_key(p, objective)
+        keys[s] = min(keys.get(s, key), key)
+    return sorted(keys, key=lambda s: keys[s])
 
 
 def rank_key(p: Prediction, objective: Objective) -> tuple[float, ...]:
     """What plans are sorted by: the objective, then what is simpler to run."""
     first, second = round(p.seconds, 9), round(p.peak_bytes)
     values = (second, first) if objective == "memory" else (first, second)
-    return (*values, p.strategy.zero, ORDERS.index(p.strategy.order), p.strategy.virtual)
+    s = p.strategy
+    return (*values, s.zero, ORDERS.index(s.order), FILLS.index(s.fill), s.virtual)
 
 
 def _columns(rows: Sequence[Skeleton], job: Job, **more: object) -> Candidates:
@@ -165,9 +203,14 @@ def minimal(good: Array) -> Array:
 
 
 def _second_pass(
-    job: Job, chosen: Sequence[Skeleton], objective: Objective, limits: Limits, constants: Constants
+    job: Job,
+    places: Mapping[Skeleton, Sequence[Placement]],
+    objective: Objective,
+    limits: Limits,
+    constants: Constants,
 ) -> tuple[list[Prediction], int, int]:
-    """The best strategy of every skeleton, of all that there are; (best, considered, fitting)."""
+    """The best strategy of every skeleton, of all there are in these places; (best, considered, fitting)."""
+    chosen = list(places)
     grid = levels(job, limits)
     names = list(dict.fromkeys(recompute for recompute, _ in grid))
     shares = sorted({share for _, share in grid})
@@ -175,10 +218,10 @@ def _second_pass(
     owners: list[int] = []
     for i, s in enumerate(chosen):
         same = {**s._asdict(), "dtype": job.dtype}
-        inside = product(cuts(s, limits), orders(s, limits), zeros(job, s, limits), names)
-        for sp, order, zero, recompute in inside:
+        inside = product(cuts(s, limits), places[s], zeros(job, s, limits), names)
+        for sp, (order, fill), zero, recompute in inside:
             more: dict[str, Any] = {"sp": sp, "order": order, "zero": zero, "recompute": recompute}
-            strategies.append(Strategy(**same, **more))
+            strategies.append(Strategy(**same, fill=fill, **more))
             owners.append(i)
     if not strategies:
         return [], 0, 0

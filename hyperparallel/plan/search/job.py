@@ -49,9 +49,10 @@ class Job:
     @property
     def model_flops(self) -> float:
         """FLOPs of one step that the model needs: three times its forward, the whole square of attention
-        (the convention of most published MFU), nothing computed twice, encoders left out."""
+        (the convention of most published MFU), nothing computed twice, one input of each encoder a sample."""
         model = self.model
-        return model.train_flops_per_token(self.seq, causal=False, mtp=True) * self.tokens
+        text = model.train_flops_per_token(self.seq, causal=False, mtp=True) * self.tokens
+        return text + 3 * self.global_batch * sum(part.flops(causal=False) for part in model.encoders)
 
     def mfu(self, seconds: float) -> float:
         """Those FLOPs as a share of what all devices could do in that time in the job's number format."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
-from hyperparallel.cluster.placement import tier_spans
+from hyperparallel.cluster.placement import FILLS
 from hyperparallel.errors import UserError
 from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.search.job import Job
+from hyperparallel.plan.search.places import moved_axis, place, placements
 from hyperparallel.plan.search.pricing import TIME_PARTS, Prediction, predict
 from hyperparallel.plan.search.space import (
     EVERYTHING,
@@ -22,8 +24,8 @@ from hyperparallel.plan.search.space import (
     Skeleton,
     cuts,
     levels,
-    orders,
     pipelines,
+    skeleton_of,
     skeletons,
     zeros,
 )
@@ -61,7 +63,12 @@ def reasons(
 ) -> list[Reason]:
     """The decisive reasons, those that cost most first; what does not fit comes last, for it is no choice."""
     known = set(skeletons(job, limits))
-    changes = [(name, s) for name, s in neighbours(best.strategy) if _allowed(job, s, known, limits)]
+    places = placements(job, [skeleton_of(best.strategy)], limits)[0]
+    changes = [
+        (name, s)
+        for name, s in neighbours(best.strategy)
+        if _allowed(job, s, known, limits) and (name != "order" or (s.order, s.fill) in places)
+    ]
     predictions = predict(job, [s for _, s in changes], constants or Constants())
     nearest: dict[str, Reason] = {}
     for (name, _), other in zip(changes, predictions, strict=True):
@@ -107,7 +114,6 @@ def neighbours(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
         ("microbatch", (2 * s.microbatch, s.microbatch // 2)),
         ("zero", (1, 2, 3)),
         ("sp", (not s.sp,)),
-        ("order", ORDERS),
         ("recompute", ("none", "alternate", "full")),
         ("offload", (0.0, 1.0)),
     ):
@@ -115,6 +121,9 @@ def neighbours(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
             if option != getattr(s, name) and (isinstance(option, str) or option >= 0):
                 for one in changed(**{name: option}):
                     yield name, one
+    for order, fill in product(ORDERS, FILLS):
+        if (order, fill) != (s.order, s.fill):
+            yield "order", replace(s, order=order, fill=fill)
     for virtual, schedule in ((1, "1f1b"), (2, "1f1b"), (4, "1f1b"), (1, "zb-h1")):
         if (virtual, schedule) != (s.virtual, s.schedule):
             for one in changed(virtual=virtual, schedule=schedule):
@@ -122,13 +131,12 @@ def neighbours(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
 
 
 def _allowed(job: Job, s: Strategy, known: set[Skeleton], limits: Limits) -> bool:
-    skeleton = Skeleton(*(getattr(s, name) for name in Skeleton._fields))
+    skeleton = skeleton_of(s)
     return (
         skeleton in known
         and (s.virtual, s.schedule) in pipelines(job, skeleton, limits)
         and s.zero in zeros(job, skeleton, limits)
         and s.sp in cuts(skeleton, limits)
-        and s.order in orders(skeleton, limits)
         and (s.recompute, s.offload) in levels(job, limits)
     )
 
@@ -173,6 +181,11 @@ def _said(job: Job, name: str, best: Strategy, other: Strategy) -> tuple[str, st
         return f"pp{best.pp}", " ".join(moved)
     if name == "schedule":
         return _schedule(best), _schedule(other)
+    if name == "order":
+        axis = moved_axis(job, best, other)
+        if axis is None:
+            return " ".join(best.placement_words()) or "axes as usual", " ".join(other.placement_words())
+        return tuple(f"{axis}{getattr(s, axis)}{place(job, s, axis)}" for s in (best, other))  # type: ignore[return-value]
     return _choice(name, best), _choice(name, other)
 
 
@@ -183,7 +196,6 @@ def _choice(name: str, s: Strategy) -> str:
         "microbatch": f"microbatches of {s.microbatch}",
         "zero": f"zero{s.zero}",
         "sp": "sequence parallelism" if s.sp else "no sequence parallelism",
-        "order": "data axis inside the pipeline" if s.order == ORDERS[0] else "pipeline inside the data axis",
         "recompute": f"{s.recompute} recomputation" if s.recompute != "none" else "activations kept",
         "offload": f"optimizer states {'in host memory' if s.offload else 'on the device'}",
     }[name]
@@ -191,23 +203,6 @@ def _choice(name: str, s: Strategy) -> str:
 
 def _schedule(s: Strategy) -> str:
     return f"{s.virtual} chunks a stage" if s.virtual > 1 else s.schedule
-
-
-def place(job: Job, s: Strategy, axis: str) -> str:
-    """Where an axis lies on the fabric: " (inside nvlink)" or " (across infiniband)".
-
-    Of axes of one rank, and on machines of one tier, nothing is said.
-    """
-    cluster = job.cluster
-    named = [i for i, tier in enumerate(cluster.fabric) if tier.num_members > 1]
-    if getattr(s, axis) == 1 or len(named) < 2:
-        return ""
-    sizes = [s.tp, s.cp, s.dp, s.pp] if axis != "ep" else [s.etp, s.ep]
-    index = {"tp": 0, "cp": 1, "dp": 2, "pp": 3, "ep": 1}[axis]
-    crossed = tier_spans(cluster, sizes)[index, :, 0]
-    outermost = max((i for i in named if crossed[i] > 1), default=named[0])
-    inside = outermost != named[-1]
-    return f" ({'inside' if inside else 'across'} {cluster.fabric[outermost].name})"
 
 
 def loses(best: Prediction, other: Prediction) -> str:

@@ -35,6 +35,7 @@ def missing(strategy: Strategy) -> list[str]:
         "expert parallelism": s.ep > 1 or s.etp > 1,
         "recomputation": s.recompute != "none",
         "offload": s.offload > 0,
+        "axes placed apart": s.fill != "packed",
         f"{s.dtype} products": s.dtype not in EXECUTED_DTYPES,
     }
     return [words for words, asked in found.items() if asked]

@@ -1,10 +1,11 @@
 """Which strategies there are for a job: whatever divides evenly, as arrays.
 
 A skeleton is (tp, cp, pp, dp, ep, etp, microbatch): what decides shapes and groups. The rest varies inside
-one: chunks a stage, schedule, ZeRO stage, sequence parallelism, order of the axes, recomputation, offload.
+one: chunks a stage, schedule, ZeRO stage, sequence parallelism, placement, recomputation, offload.
+Placements are in `places.py`.
 
     tp           divides heads, key/value heads (or is a multiple of them), and widths; at most `MOST_TP`
-    cp           cuts a sample evenly in two halves a rank, with at least `LEAST_TOKENS` left; no recurrence
+    cp           cuts a sample evenly in two halves a rank, with at least `LEAST_TOKENS` left
     pp           at most one rank a layer, none of them empty when layers are dealt out in equal parts
     dp           what is left of the devices; dp * microbatch divides the batch
     ep, etp      ep divides the experts, and ep * etp the ranks of a stage; etp is 1 or tp
@@ -24,7 +25,7 @@ from math import ceil, gcd
 from typing import Any, NamedTuple, TypeVar
 
 from hyperparallel.plan.search.job import Job
-from hyperparallel.plan.strategy import ORDERS
+from hyperparallel.plan.strategy import Strategy
 from hyperparallel.workload.mlp import Moe
 from hyperparallel.workload.model import Attention, Model
 
@@ -45,6 +46,11 @@ class Skeleton(NamedTuple):
     ep: int
     etp: int
     microbatch: int
+
+
+def skeleton_of(strategy: Strategy) -> Skeleton:
+    """The sizes of a strategy."""
+    return Skeleton(*(getattr(strategy, name) for name in Skeleton._fields))
 
 
 class Limits(NamedTuple):
@@ -93,6 +99,8 @@ def tensor_sizes(model: Model, devices: int) -> list[int]:
 
 
 def _cuts(model: Model, tp: int) -> bool:
+    if not all(_cuts(part.model, tp) for part in model.encoders):
+        return False
     for layer, _ in model.kinds:
         for part in (layer.attention, layer.cross):
             if part is None:
@@ -110,9 +118,6 @@ def _cuts(model: Model, tp: int) -> bool:
 
 def context_sizes(job: Job, most: int) -> list[int]:
     """Sizes of cp: two equal pieces of a sample for each rank, so that causal attention is balanced."""
-    mixers = [layer.attention for layer, _ in job.model.kinds if layer.attention is not None]
-    if any(not isinstance(mixer, Attention) for mixer in mixers):
-        return [1]
     fitting = [c for c in divisors(most) if c <= MOST_CP and job.seq % (2 * c) == 0]
     return [c for c in fitting if c == 1 or job.seq / c >= LEAST_TOKENS] or [1]
 
@@ -189,11 +194,6 @@ def zeros(job: Job, s: Skeleton, limits: Limits = EVERYTHING) -> list[int]:
 def cuts(s: Skeleton, limits: Limits = EVERYTHING) -> list[bool]:
     """Whether norms and residuals are cut over tp."""
     return limits.allowed("sp", [True, False]) if s.tp > 1 else [False]
-
-
-def orders(s: Skeleton, limits: Limits = EVERYTHING) -> list[str]:
-    """Orders of the axes that differ."""
-    return limits.allowed("order", ORDERS) if s.pp > 1 and s.dp > 1 else [ORDERS[0]]
 
 
 def levels(job: Job, limits: Limits = EVERYTHING) -> list[tuple[str, float]]:

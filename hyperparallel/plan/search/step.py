@@ -22,7 +22,7 @@ from hyperparallel.plan.cost.collectives import KINDS, collective_seconds
 from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.cost.memory import microbatches_held
 from hyperparallel.plan.cost.price import SegmentTimes, gradient_seconds, step_seconds, zero_bubble_seconds
-from hyperparallel.plan.cost.rows import HEAD
+from hyperparallel.plan.cost.rows import FRONT, HEAD
 from hyperparallel.plan.search.job import Job
 from hyperparallel.plan.search.pricing import Table
 from hyperparallel.plan.search.stages import Split, even_split, layer_kinds
@@ -115,10 +115,17 @@ class Prices:
 
     def head(self) -> Pass:
         """Head and loss with those of extra predictions, forward and backward."""
+        return self._end(HEAD)
+
+    def front(self) -> Pass:
+        """Encoders in front of the first stage, forward and backward."""
+        return self._end(FRONT)
+
+    def _end(self, which: int) -> Pass:
         rows = self.table.rows
         whole = NOTHING
-        for i in np.flatnonzero((rows.segment_pass == HEAD) & (rows.segment_row == 0)):
-            part = self._pass(int(i) // len(RECOMPUTE), "none")
+        for i in np.flatnonzero((rows.segment_pass == which) & (rows.segment_row == 0)):
+            part = self._pass(int(i) // len(RECOMPUTE), self.strategy.recompute)
             whole = whole.plus(part.scaled(float(rows.segment_layers[i])))
         return whole
 
@@ -166,7 +173,7 @@ class Prices:
         """Parameters, gradients and optimizer states on the device of one layer, a mean over layers."""
         memory, r = self.table.memory(), self.row
         held = float(memory.parameters[0] + memory.gradients[0] + memory.optimizer[0])
-        inside = r["params"] - r["embedding"] + r["expert_params"]
+        inside = r["params"] - r["embedding"] - r["front_params"] + r["expert_params"]
         share = max(float(inside / (r["params"] + r["expert_params"])), 0.0)
         return held * share * float(r["pp"] / r["layers"])
 
@@ -289,16 +296,18 @@ class _Builder:
         bounds = [round(i * len(layers) / count) for i in range(count + 1)]
         held = sum(p.saved_bytes(recompute) for _, recompute in layers)
         held += 2.0 * p.row["boundary_bytes"] / p.strategy.virtual if p.strategy.pp > 1 else 0.0
+        held += float(p.table.rows.row["front_saved"][self.row]) if stage == 0 else 0.0
         found: list[Piece] = []
         backward = kind != "F"
         for i in range(count):
             part = layers[bounds[i] : bounds[i + 1]]
             whole, again = self._sum(kind, part)
             edge = (i == 0) if backward else (i == count - 1)
-            if stage == self.last_stage and edge and kind != "W":
-                whole = whole.plus(p.head().scaled(1 / 3 if kind == "F" or self.halves else 2 / 3))
-            if stage == self.last_stage and edge and kind == "W":
-                whole = whole.plus(p.head().scaled(1 / 3))
+            share = 2 / 3 if kind == "B" else 1 / 3
+            if stage == self.last_stage and edge:
+                whole = whole.plus(p.head().scaled(share))
+            if stage == 0 and (i == count - 1 if backward else i == 0):
+                whole = whole.plus(p.front().scaled(share))
             if again.compute > 0.0:
                 self._part(found, again, "recompute", stage)
             name = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}[kind]
@@ -385,4 +394,6 @@ class _Builder:
             busy[stage % p.strategy.pp] += sum(p.layer(kind, recompute) for kind, recompute in layers)
         head = p.head()
         busy[self.last_stage % p.strategy.pp] += head.compute + head.tensor
+        front = p.front()
+        busy[0] += front.compute + front.tensor + front.gather
         return max(busy)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hyperparallel.cluster.cluster import Cluster
-from hyperparallel.plan.cost.collectives import KINDS, Groups
+from hyperparallel.plan.cost.collectives import KINDS, NUM_TIERS, Groups
 from hyperparallel.plan.cost.price import GRADIENT_BYTES
 from hyperparallel.plan.cost.rows import HEAD, Rows
 from hyperparallel.plan.cost.work import Array
@@ -22,7 +22,7 @@ from hyperparallel.plan.strategy import Strategy
 
 
 class Link(NamedTuple):
-    """One dimension of the fabric: its name, kind, width and bytes a second of a device; which axes cross it
+    """One tier of the fabric: its name, kind, width and bytes a second of a device; which axes cross it
     and in groups of how many; bytes that a device sends over it in a step, by axis."""
 
     name: str
@@ -38,19 +38,18 @@ class Link(NamedTuple):
 
 
 def dimension_names(cluster: Cluster) -> list[str]:
-    """A name for every dimension of the fabric, as groups have them (`groups_of` joins what is past four).
+    """A name for every tier of the fabric, as groups have them (`groups_of` joins what is past four).
 
     >>> from hyperparallel.cluster.presets import preset
     >>> dimension_names(preset("ub-mesh-8192"))
-    ['rack 8x8', 'pod x', 'pod y', 'superpod']
+    ['rack 8x8', 'pod 4x4', 'superpod']
     """
-    names: list[str] = []
-    for tier in cluster.fabric:
-        many = len(tier.size) > 1
-        names += [f"{tier.name} {'xyzuvw'[i]}" if many else tier.name for i in range(len(tier.size))]
-    while len(names) > 4:
-        inner = cluster.fabric[0]
-        names[:2] = [f"{inner.name} {'x'.join(map(str, inner.size[:2]))}"]
+    names = [
+        f"{tier.name} {'x'.join(map(str, tier.size))}" if len(tier.size) > 1 else tier.name
+        for tier in cluster.fabric
+    ]
+    while len(names) > NUM_TIERS:
+        names[:2] = [names[0]]
     return names
 
 
@@ -81,12 +80,12 @@ def shares(kind: int, num_bytes: float, groups: Groups, row: int, seconds: float
 
 
 def link_loads(cluster: Cluster, strategy: Strategy, rows: Rows) -> list[Link]:
-    """Every dimension of the fabric that has more than one member, innermost first; rows: of the strategy
+    """Every tier of the fabric that has more than one member, innermost first; rows: of the strategy
     alone, so that each of its cells is one segment."""
     assert rows.length == 1, "one strategy"
     r = {name: float(column[0]) for name, column in rows.row.items()}
     axes = {name: groups for name, groups in rows.groups.items() if name not in ("etp", "edp")}
-    total: dict[str, Array] = {axis: np.zeros(4) for axis in axes}
+    total: dict[str, Array] = {axis: np.zeros(NUM_TIERS) for axis in axes}
     per_step = r["microbatches"] / r["pp"]
     for i, segment in enumerate(rows.message_segment):
         layers = rows.segment_layers[segment] * rows.message_count[i]
@@ -103,7 +102,7 @@ def link_loads(cluster: Cluster, strategy: Strategy, rows: Rows) -> list[Link]:
     links = []
     names = dimension_names(cluster)
     widths = _widths(cluster)
-    kinds = [cluster.fabric[tier].kind for tier in cluster.dim_tiers][-len(names) :]
+    kinds = [tier.kind for tier in cluster.fabric][-len(names) :]
     for dim, name in enumerate(names):
         if widths[dim] < 2:
             continue
@@ -123,19 +122,15 @@ def _axis_of(members: Array, axes: Mapping[str, Groups], kind: int) -> str:
 
 
 def _widths(cluster: Cluster) -> list[int]:
-    widths = list(cluster.dims)
-    while len(widths) > 4:
+    widths = [tier.num_members for tier in cluster.fabric]
+    while len(widths) > NUM_TIERS:
         widths[:2] = [widths[0] * widths[1]]
     return widths
 
 
 def _rate(cluster: Cluster, dim: int) -> float:
-    """Bytes a second of one device over a dimension, all of whose links it uses."""
-    rates = []
-    for index, tier in enumerate(cluster.dim_tiers):
-        inside = index - cluster.dim_tiers.index(tier)
-        fabric = cluster.fabric[tier]
-        rates.append(fabric.dim_bytes_s(inside) / fabric.oversubscription)
-    while len(rates) > 4:
-        rates[:2] = [rates[0] + rates[1]]
+    """Bytes a second of one device over a tier, all of whose links it uses."""
+    rates = [tier.bytes_s / tier.oversubscription for tier in cluster.fabric]
+    while len(rates) > NUM_TIERS:
+        rates[:2] = [rates[0]]
     return rates[dim]

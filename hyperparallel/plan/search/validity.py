@@ -47,8 +47,11 @@ def warnings(job: Job, best: Prediction) -> Iterator[str]:
         yield f"memory {share:.0%} full: an error of a few per cent decides whether it fits"
     if model.encoders:
         params = sum(part.params for part in model.encoders)
-        yield f"encoders in front ({params / 1e9:.2f} B parameters) are not priced"
+        yield (
+            f"encoders in front ({params / 1e9:.2f} B parameters) are priced for one input a sample, trained "
+            "along, in the first stage"
+        )
     mixers = [layer.attention for layer, _ in model.kinds if layer.attention is not None]
     if any(not isinstance(mixer, Attention) for mixer in mixers):
-        yield "recurrent layers are priced as chunked products; context parallelism is not searched for them"
+        yield "recurrent layers are priced as chunked products; no published run of them was fitted"
     yield from cluster.notes

@@ -1,8 +1,10 @@
-"""Networks on images: ViT, Qwen2-VL and Qwen2.5-VL (an encoder before a decoder), diffusion transformers.
+"""Networks on images: ViT, Qwen2-VL, Qwen2.5-VL and LLaVA (an encoder before a decoder), diffusion
+transformers.
 
 A patch of an image is a token; the product with the patch is the `stem`. A vision-language model is its
 decoder with a `Part` in front, whose tokens depend on the size of the image. Sources: ViT
-arXiv:2010.11929, Qwen2-VL arXiv:2409.12191, Qwen2.5-VL arXiv:2502.13923, DiT arXiv:2212.09748.
+arXiv:2010.11929, LLaVA arXiv:2304.08485, Qwen2-VL arXiv:2409.12191, Qwen2.5-VL arXiv:2502.13923, DiT
+arXiv:2212.09748.
 
 Left out: the convolutional encoder of latent diffusion, which is not trained with the transformer. A DiT
 is counted with one embedding of time and class for all layers, as in its own code; the file layout of
@@ -13,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hyperparallel.errors import ModelError
+from hyperparallel.errors import ModelError, nearest
 from hyperparallel.workload.attention import Attention
-from hyperparallel.workload.families.decoders import divided, qwen2
+from hyperparallel.workload.families.decoders import divided, llama, mistral, qwen2
 from hyperparallel.workload.families.fields import Fields
 from hyperparallel.workload.layer import Layer, Norm
 from hyperparallel.workload.linear import Linear
@@ -117,6 +119,46 @@ def _with_vision(
     norm_params = hidden * (2 if norm == "layer" else 1)
     part = Part(encoder, side**2, merge**2, projector, norm_params)
     return replace(decoder, encoders=(part,))
+
+
+LLAVA_DECODERS = {"llama": llama, "mistral": mistral, "qwen2": qwen2}
+
+
+def llava(fields: Fields, name: str) -> Model:
+    """LLaVA: CLIP's vision transformer, two matrices, a decoder. The last layer of CLIP, whose result LLaVA
+    does not read, is counted as if it ran; the class token as if it went through the projector."""
+    vision, text = fields.section("vision_config"), fields.section("text_config")
+    kind = str(text.values.get("model_type", "llama"))
+    if kind not in LLAVA_DECODERS:
+        hint = nearest(kind, LLAVA_DECODERS, 1)
+        raise ModelError(f"{text.where}: model_type", kind, ", ".join(LLAVA_DECODERS), hint)
+    decoder = LLAVA_DECODERS[kind](text, name)
+    if fields.has("tie_word_embeddings"):
+        decoder = replace(decoder, tied=fields.flag("tie_word_embeddings", False))
+    hidden, heads = vision.size("hidden_size"), vision.size("num_attention_heads")
+    patch = vision.size("patch_size")
+    tokens = (vision.size("image_size") // patch) ** 2 + 1
+    head = divided(vision, hidden, heads)
+    attention = Attention(heads, head, causal=False, bias=True, out_bias=True)
+    layer = Layer(attention, Mlp(vision.size("intermediate_size"), gated=False, bias=True))
+    encoder = Model(
+        f"{name} vision",
+        hidden,
+        vocab=0,
+        layers=((layer, vision.size("num_hidden_layers")),),
+        positions=tokens,
+        max_seq=tokens,
+        norm="layer",
+        embedding_norm=True,
+        stem=(Linear("patch", vision.size("num_channels", default=3) * patch**2, hidden),),
+        vectors=1,
+    )
+    bias = fields.flag("multimodal_projector_bias", True)
+    projector = (
+        Linear("project_up", hidden, decoder.hidden, bias, cut="out"),
+        Linear("project_down", decoder.hidden, decoder.hidden, bias, cut="in"),
+    )
+    return replace(decoder, encoders=(Part(encoder, tokens, 1, projector),))
 
 
 def dit(fields: Fields, name: str) -> Model:

@@ -7,28 +7,35 @@ from itertools import pairwise, product
 
 import pytest
 
+from hyperparallel.cluster.fabric import Fabric
+from hyperparallel.cluster.placement import FILLS
+from hyperparallel.cluster.presets import preset
 from hyperparallel.errors import PlanError
 from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.search import find as module
 from hyperparallel.plan.search.find import find, minimal, rank_key
 from hyperparallel.plan.search.job import Job
+from hyperparallel.plan.search.places import place, placements
 from hyperparallel.plan.search.pricing import Prediction, predict
-from hyperparallel.plan.search.space import Limits, cuts, levels, orders, pipelines, skeletons, zeros
-from hyperparallel.plan.strategy import Strategy
+from hyperparallel.plan.search.reasons import reasons
+from hyperparallel.plan.search.space import Limits, cuts, levels, pipelines, skeletons, zeros
+from hyperparallel.plan.strategy import ORDERS, Strategy
 from tests.plan.search.sample import job, tight
 
 pytestmark = pytest.mark.pure
 
 
-def every_strategy(one: Job) -> list[Strategy]:
-    """The whole space, one by one."""
+def every_strategy(one: Job, pruned: bool = False) -> list[Strategy]:
+    """The whole space, one by one; pruned: only placements that differ."""
     found = []
-    for s in skeletons(one):
-        inside = product(pipelines(one, s), zeros(one, s), cuts(s), orders(s), levels(one))
-        for (virtual, schedule), zero, sp, order, (recompute, offload) in inside:
+    sizes = skeletons(one)
+    for s, places in zip(sizes, placements(one, sizes), strict=True):
+        where = places if pruned else product(ORDERS, FILLS)
+        inside = product(pipelines(one, s), zeros(one, s), cuts(s), where, levels(one))
+        for (virtual, schedule), zero, sp, (order, fill), (recompute, offload) in inside:
             found.append(
                 Strategy(**s._asdict(), virtual=virtual, schedule=schedule, zero=zero, sp=sp, order=order,
-                         recompute=recompute, offload=offload)  # type: ignore[arg-type]
+                         fill=fill, recompute=recompute, offload=offload)  # type: ignore[arg-type]
             )  # fmt: skip
     return found
 
@@ -49,28 +56,43 @@ JOBS = {
     "experts": lambda: job("deepseek-v2-lite", devices=8, batch=16),
     "little memory": lambda: tight(capacity=6e9),
     "two nodes": lambda: tight(devices=16, batch=16),
+    "mesh": lambda: on_mesh("deepseek-v2-lite", (4, 2)),
+    "torus": lambda: job("qwen3-0.6b", "tpu-v5p", devices=16, batch=16),
 }
+
+
+def on_mesh(model: str, size: tuple[int, ...], kind: str = "mesh") -> Job:
+    """A rack with slow links of its own, so that placement decides."""
+    one = job(model, devices=8, batch=16)
+    rack = Fabric("rack", kind, size, 50e9, 1e-6)
+    return replace(one, cluster=replace(one.cluster, name="rack", fabric=(rack,)))
 
 
 @pytest.mark.parametrize("name", list(JOBS))
 @pytest.mark.parametrize("objective", ["time", "memory"])
-def test_equals_brute_force(name: str, objective: str) -> None:
+def test_equals_brute_force(name: str, objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = JOBS[name]()
+    monkeypatch.setattr(module, "PLACED", 10**6)
+    monkeypatch.setattr(module, "REFINED", 10**6)
     best, wanted = find(one, objective).best[0], brute_force(one, objective)  # type: ignore[arg-type]
     assert best.seconds == pytest.approx(wanted.seconds, rel=1e-6)
     assert best.peak_bytes == pytest.approx(wanted.peak_bytes, rel=1e-6)
 
 
-def test_counts_the_whole_space() -> None:
+def test_counts_the_whole_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PLACED", 10**6)
     one = job("qwen3-0.6b", devices=4, batch=8)
-    assert find(one).considered == len(every_strategy(one))
+    assert find(one).considered == len(every_strategy(one, pruned=True))
 
 
 @pytest.mark.parametrize("name", list(JOBS))
 def test_the_first_pass_keeps_the_best(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = JOBS[name]()
+    monkeypatch.setattr(module, "PLACED", 10**6)
+    monkeypatch.setattr(module, "REFINED", 10**6)
     wanted = find(one).best[0].seconds
     monkeypatch.setattr(module, "REFINED", max(4, len(skeletons(one)) // 6))
+    monkeypatch.setattr(module, "PLACED", max(2, len(skeletons(one)) // 12))
     assert find(one).best[0].seconds <= wanted * 1.01
 
 
@@ -121,3 +143,16 @@ def test_devices_that_nothing_divides_are_refused_with_near_numbers() -> None:
     with pytest.raises(PlanError, match=r"write --global-batch 56 or") as caught:
         find(job("gpt2-xl", devices=56, batch=31, seq=1024), limits=Limits(fixed=(("pp", 1), ("tp", 1))))
     assert "56 devices for gpt2-xl and 31 samples" in str(caught.value)
+
+
+def test_a_placement_that_gains_is_found_and_told() -> None:
+    """Four ranks of tp leave a row of the rack half free: cp does better on the column, and it is said so."""
+    limits = Limits(fixed=(("tp", 4), ("cp", 8), ("pp", 1), ("zero", 1), ("microbatch", 1)))
+    one = replace(job("llama3.1-8b", devices=64, seq=65536, batch=8), cluster=preset("ub-mesh-1024", 64))
+    best = find(one, limits=limits).best[0]
+    usual = find(one, limits=Limits(fixed=(*limits.fixed, ("fill", "packed"), ("order", ORDERS[0])))).best[0]
+    assert best.strategy.fill == "apart" and best.seconds < usual.seconds
+    assert place(one, best.strategy, "cp") == " (on the rack's second dimension)"
+    assert place(one, usual.strategy, "cp") == " (on 2 x 4 of the rack)"
+    said = [reason.words for reason in reasons(one, best, limits=limits)]
+    assert any("cp8 (on the rack's second dimension): cp8 (on 2 x 4 of the rack) is" in text for text in said)

@@ -14,9 +14,10 @@ from hyperparallel.errors import PlanError
 from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.search.find import find
 from hyperparallel.plan.search.job import Job, default_batch, default_seq
+from hyperparallel.plan.search.places import place
 from hyperparallel.plan.search.planner import plan_job
 from hyperparallel.plan.search.pricing import predict
-from hyperparallel.plan.search.reasons import neighbours, place
+from hyperparallel.plan.search.reasons import neighbours
 from hyperparallel.plan.search.report import COLUMNS, lines, rows, to_json
 from hyperparallel.plan.search.runnable import missing, to_plan
 from hyperparallel.plan.search.space import Limits
@@ -27,20 +28,32 @@ from tests.plan.search.sample import job, tight
 
 pytestmark = pytest.mark.pure
 
-PAPER = (("zero", 1), ("cp", 1), ("schedule", "1f1b"), ("recompute", "none"), ("offload", 0.0))
-"""What UB-Mesh's strategy tables choose among (arXiv 2503.20377): no ZeRO-3, no zero-bubble schedule."""
-
 
 def best_with(one: Job, **fixed: object):  # type: ignore[no-untyped-def]
-    found = find(one, limits=Limits(fixed=(*PAPER, *fixed.items()))).best
-    return found[0] if found else None
+    return find(one, limits=Limits(fixed=tuple(fixed.items()))).best[0]
 
 
 def test_tp16_with_fewer_stages_wins_on_the_mesh_plane() -> None:
     one = Job(load_model("llama3.1-405b"), preset("ub-mesh-8192"), 8192, 1024)
-    wide, narrow = best_with(one, tp=16), best_with(one, tp=8)
+    paper = {"zero": 1, "cp": 1}  # UB-Mesh's tables (arXiv 2503.20377): neither ZeRO-3 nor cp
+    wide, narrow = best_with(one, tp=16, **paper), best_with(one, tp=8, **paper)
     assert wide.seconds < narrow.seconds
     assert wide.strategy.pp < narrow.strategy.pp
+    assert best_with(one, **paper).strategy.tp == 16
+
+
+def test_without_a_pipeline_narrow_tensor_parallelism_is_enough_on_the_mesh_plane() -> None:
+    """What the truth above rests on: TP16 saves bubble. ZeRO-3 leaves none, and cp of few key/value heads
+    sends less than twice the tensor parallelism, by the bytes of a layer and microbatch."""
+    one = Job(load_model("llama3.1-405b"), preset("ub-mesh-8192"), 8192, 1024)
+    free = best_with(one)
+    assert free.strategy.tp == 8 and free.parts["bubble"] == pytest.approx(0, abs=1e-9)
+    attention = one.model.kinds[0][0].attention
+    tokens, hidden = 8192 * 1, one.model.hidden
+    wider = 4 * 2 * tokens * hidden  # gathers and scatters of a whole sample around two sums, forward
+    kv_bytes = 2 * tokens * attention.kv_width / 8
+    halved = 4 * 2 * (tokens / 2) * hidden + kv_bytes
+    assert halved < 0.6 * wider
 
 
 @pytest.mark.parametrize("cluster", ["ascend-910b", "h100"])
@@ -49,6 +62,7 @@ def test_tp8_with_a_pipeline_wins_on_machines_of_eight(cluster: str) -> None:
     eight, sixteen = best_with(one, tp=8), best_with(one, tp=16)
     assert eight.seconds < sixteen.seconds
     assert eight.strategy.pp > 1
+    assert best_with(one).strategy.tp < 16 and best_with(one).strategy.pp > 1
 
 
 def test_a_strategy_alone_doubles_mfu_of_a_large_mixture() -> None:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from hyperparallel.plan.search.places import placements
 from hyperparallel.plan.search.space import (
     Limits,
     cuts,
     even_enough,
     levels,
-    orders,
     pipelines,
     skeletons,
     tensor_sizes,
@@ -81,7 +81,8 @@ def test_fixed_fields_have_only_that_value() -> None:
         assert (s.tp, s.pp) == (2, 2)
         assert zeros(one, s, limits) in ([1], []) and cuts(s, limits) == [True]
         assert {name for _, name in pipelines(one, s, limits)} == {"1f1b"}
-        assert set(orders(s, Limits(fixed=(("order", "tp-cp-dp-pp"),)))) == {"tp-cp-dp-pp"}
+        (places,) = placements(one, [s], Limits(fixed=(("order", "tp-cp-dp-pp"),)))
+        assert {order for order, _ in places} == {"tp-cp-dp-pp"}
     assert levels(one, limits) == [("full", 1.0)]
 
 

@@ -24,6 +24,9 @@ and wherever no dimension is much slower than the rest. An all-to-all sends each
 dimension in which its ends differ: h_d = (g - 1) / g of the bytes on a mesh, g / 4 of them (the mean
 distance) on a torus, and the slowest h_d / r_d counts.
 
+Where a tier is oversubscribed (ports shared by ranks), a group with several but not all ranks of a node goes
+through one rank's share of them: its rings and those beside it meet in the same ports (8 GPUs, 4 ports).
+
 Of an all-to-all whose bytes are `copies` of one another (a token sent to several experts), a rank or a bundle
 that holds several of the receivers is sent one: of G ranks G (1 - (1 - 1/G)^copies) are reached inside the
 first tier, and of g bundles (g - 1) (1 - (1 - 1/g)^copies) outside.
@@ -77,7 +80,8 @@ class Groups:
     """Groups of ranks, one per row: members of each tier, bandwidth, latency and steps, padded to 4 tiers.
 
     detour: how many times longer than at `bytes_s` an all-to-all takes in the tier. protocols [rows]: 1
-    where a library for switched networks chooses one by size, 0 where threads, meshes or tori exchange."""
+    where a library for switched networks chooses one by size, 0 where threads, meshes or tori exchange.
+    ports: of a bundle of ranks towards each tier, in those of one rank."""
 
     members: Array
     bytes_s: Array
@@ -85,6 +89,7 @@ class Groups:
     steps: Array
     detour: Array
     protocols: Array
+    ports: Array
 
     @property
     def size(self) -> Array:
@@ -120,7 +125,19 @@ def groups_of(cluster: Cluster, members: Array, strides: Array | None = None) ->
     switches = all(fabric.kind == "switch" for fabric in cluster.fabric)
     protocols = np.full(count, float(switches and cluster.device.threads is None))
     members, bytes_s, latency_s, steps, detour = (np.stack(c, 1) for c in zip(*columns, strict=True))
-    return Groups(members, bytes_s, latency_s, steps, detour, protocols)
+    return Groups(members, bytes_s, latency_s, steps, detour, protocols, _ports(cluster, members))
+
+
+def _ports(cluster: Cluster, members: Array) -> Array:
+    """Ports of a bundle of ranks towards each tier, in those of one rank: see the module."""
+    ports = np.concatenate([np.ones((len(members), 1)), np.cumprod(members, 1)[:, :-1]], 1)
+    if 1 < len(cluster.fabric) <= NUM_TIERS and cluster.fabric[0].kind == "switch":
+        beside = members[:, 0]
+        part = (beside > 1) & (beside < cluster.fabric[0].size[0])
+        for tier, fabric in enumerate(cluster.fabric):
+            if fabric.oversubscription > 1:
+                ports[:, tier] /= np.where(part, beside, 1.0)
+    return ports
 
 
 def _rate(fabric: Fabric, dim: int, members: Array, strides: Array) -> Array:
@@ -179,7 +196,7 @@ def collective_seconds(
     rates = groups.bytes_s * efficiency
     bundle = np.concatenate([np.ones((len(size), 1)), np.cumprod(members, 1)[:, :-1]], 1)
     used = members > 1
-    ring = np.where(used, rates * bundle, np.inf).min(axis=1)
+    ring = np.where(used, rates * groups.ports, np.inf).min(axis=1)
     passes = np.where(kind == 0, 2.0, 1.0)
     hops = HOPS * (groups.latency_s * groups.steps).sum(axis=1)
     plain = (size - 1) / size * num_bytes / ring + hops

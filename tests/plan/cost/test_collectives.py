@@ -46,6 +46,18 @@ def test_nodes_are_entered_through_all_their_links() -> None:
     assert eight == pytest.approx(31 / 32 * 1e9 / 400e9 + PROTOCOLS[-1].base_s + PROTOCOLS[-1].far * 8e-6 * 2)
 
 
+def test_part_of_a_node_with_shared_ports_uses_one() -> None:
+    cluster = preset("a100", 32)
+    inner, outer = cluster.fabric
+    shared = replace(cluster, fabric=(inner, replace(outer, oversubscription=2.0)))
+    one, two, eight = (
+        seconds("all_reduce", 1e10, groups_of(shared, np.array([[float(inside), 4.0]])))
+        for inside in (1, 2, 8)
+    )
+    assert eight < 0.2 * one < two
+    assert seconds("all_reduce", 1e10, groups(2, 4, "a100")) < 0.3 * two
+
+
 def test_exchange_sends_copies_to_a_node_once() -> None:
     all_apart = seconds("all_to_all", 1e9, groups(8, 4))
     assert all_apart == pytest.approx(24 / 32 * 1e9 / 50e9 + HOPS * (2e-6 * 7 + 8e-6 * 2))

@@ -53,17 +53,17 @@ class Constants:
     communication that is not hidden. dispatch: on the bytes moved to sort tokens by expert.
     """
 
-    matmul: float = 0.8486
-    waves: float = 0.8487
-    attention: float = 0.4197
-    memory: float = 0.6136
-    host: float = 19.0806
-    loop: float = 4.9276
-    jitter: float = 0.0396
-    link: float = 0.7763
-    network: float = 0.6594
-    exposed: float = 0.2967
-    dispatch: float = 1.9326
+    matmul: float = 0.87356
+    waves: float = 0.78306
+    attention: float = 0.39695
+    memory: float = 0.60645
+    host: float = 19.733
+    loop: float = 4.9534
+    jitter: float = 0.036255
+    link: float = 0.77946
+    network: float = 0.66161
+    exposed: float = 0.26004
+    dispatch: float = 2.0513
 
     @classmethod
     def of_logs(cls, logs: npt.NDArray[np.float64]) -> Constants:

@@ -2,10 +2,11 @@
 
 A product takes
 
-    2 m n k copies * loss^waves / (peak * share * k / (k + half_k)),   at least its bytes / memory rate,
+    2 m n k copies * loss^waves * slower / (peak * share * k / (k + half_k)),  at least bytes / memory rate,
 
 loss being the part of the last wave of tiles that stays empty. A pass over a layer takes the larger (softly)
-of its device time and the time the host needs to start its kernels, then what is exposed of its messages.
+of its device time with what is exposed of its messages and the time the host needs to start its kernels; the
+head takes both, for eager software reads the loss.
 With t the time of a microbatch in one pipeline stage, m microbatches, p stages and v chunks per stage:
 
     step = m * t_longest + (p - 1) / v * t + gradients + optimizer + constant
@@ -27,8 +28,12 @@ from hyperparallel.plan.cost.rows import AGAIN, BACKWARD, FORWARD, FRONT, HEAD, 
 from hyperparallel.plan.cost.work import Array
 from hyperparallel.plan.strategy import SCHEDULES
 
-SHARPNESS = 3.0
+SHARPNESS = 4.0
 """Power of the soft maximum of two times that may run beside one another."""
+
+LOCKSTEP = 0.25
+"""Share of the host's time that device time does not hide in tensor-parallel groups of eager software: a sum
+over ranks ends when the slowest host has started it, and the queue behind it is short."""
 
 GRADIENT_BYTES = 2.0
 
@@ -42,7 +47,7 @@ columns; twice as much for 4 bits, which are rotated (random Hadamard) first."""
 STATE_BYTES = 12.0
 """Of optimizer states for one parameter; those in host memory come in and go back in every step."""
 
-STEP_SECONDS = 2e-3
+STEP_SECONDS = 1e-3
 """Once per step: clipping, logging, the host between steps."""
 
 ZB = SCHEDULES.index("zb-h1")
@@ -98,7 +103,7 @@ def product_seconds(rows: Rows, constants: Constants) -> Array:
     share = get("gemm") * constants.matmul
     share = share * np.where(attention, fused, k / (k + half))
     share = share * np.where((rows.product_grouped > 0) & (get("experts") < 1), GROUPED, 1.0)
-    seconds = 2.0 * m * n * k * copies * loss / (peak * share)
+    seconds = 2.0 * m * n * k * copies * loss * rows.product_slower / (peak * share)
     moved = 2.0 * copies * (m * k + k * n + m * n)
     moved = np.where(attention, 0.0, moved)
     rate = get("memory_bytes_s") * constants.memory
@@ -133,8 +138,7 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     host = launches * np.where(r["graph"][at] > 0, 1.0, constants.host)
     host = host * r["launch"][at]
     loop = rows.cell_expert_launches * r["launch"][at] * np.where(r["experts"][at] > 0, 1.0, constants.loop)
-    host = host * (1 + constants.jitter * np.minimum(r["tp"][at] - 1, 7.0) ** 2 / 7)
-    compute = soft_max(device, host) + loop
+    host = host * (1 + constants.jitter * np.minimum(r["tp"][at] - 1, 7.0) ** 3 / 49)
     sent = rows.message_count * collective_seconds(
         rows.message_kind, rows.message_bytes, rows.message_groups, constants, rows.message_copies
     )
@@ -148,6 +152,13 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     shown = sent * np.where(hidden, constants.exposed + taken * (1 - constants.exposed), 1.0)
     tensor = np.bincount(rows.message_segment, shown * ~experts, cells)
     dispatch = np.bincount(rows.message_segment, shown * experts, cells)
+    eager = r["graph"][at] == 0
+    waited = LOCKSTEP * host * (eager & (r["tp"][at] > 1))
+    busy = device + tensor + dispatch
+    compute = soft_max(busy + waited, host) - tensor - dispatch
+    head = np.zeros(cells, bool)
+    head[rows.segment_cell[rows.segment_pass == HEAD]] = True
+    compute = np.where(head & eager, device + host, compute) + loop
     travel = np.bincount(rows.message_segment, sent, cells)
     cell = rows.segment_cell
     compute, tensor, dispatch, travel = compute[cell], tensor[cell], dispatch[cell], travel[cell]

@@ -24,7 +24,8 @@ from hyperparallel.plan.strategy import DTYPES, ORDERS, Candidates
 FORWARD, BACKWARD, AGAIN, HEAD, FRONT = range(5)
 
 PRODUCT_COLUMNS = tuple(
-    f"product_{x}" for x in ("segment", "m", "n", "k", "copies", "attention", "low", "scaled", "grouped")
+    f"product_{x}"
+    for x in ("segment", "m", "n", "k", "copies", "attention", "low", "scaled", "grouped", "slower")
 )
 MESSAGE_COLUMNS = tuple(f"message_{x}" for x in ("segment", "kind", "bytes", "count", "hidden", "copies"))
 CELL_COLUMNS = tuple(f"cell_{x}" for x in ("launches", "expert_launches", "stream", "permuted"))
@@ -37,7 +38,8 @@ class Rows:
 
     A cell is a segment of one layer shape (`shapes.py`), shared by all rows of that shape.
 
-    product_*: one entry per product and cell: m, n, k, copies, attention, low, scaled, grouped (0 or 1).
+    product_*: one entry per product and cell: m, n, k, copies, attention, low, scaled, grouped (0 or 1),
+    slower.
     message_*: kind (position in `KINDS`), bytes, count, hidden, copies, and its group; `segment`: the cell.
     cell_*: a row of that shape, launches, those for experts, stream bytes, permuted bytes.
     segment_*: cell, row, pass, layers (how many such layers the whole model has), gather (bytes per layer
@@ -54,6 +56,7 @@ class Rows:
     product_low: Array
     product_scaled: Array
     product_grouped: Array
+    product_slower: Array
     message_segment: Array
     message_kind: Array
     message_bytes: Array
@@ -127,7 +130,7 @@ def flatten(
     bytes to gather over the candidates. first, shape: see `shapes.distinct`."""
     count = len(first)
     ones = np.ones(count)
-    products: list[list[Any]] = [[] for _ in range(9)]
+    products: list[list[Any]] = [[] for _ in range(10)]
     messages: list[list[Any]] = [[] for _ in range(7)]
     axes = _groups(cluster, candidates.take(first))
     for index, segment in enumerate(segments):
@@ -135,7 +138,7 @@ def flatten(
         for p in segment.work.products:
             for column, value in zip(
                 products,
-                (place, p.m, p.n, p.k, p.copies, p.attention, p.low, p.scaled, p.grouped),
+                (place, p.m, p.n, p.k, p.copies, p.attention, p.low, p.scaled, p.grouped, p.slower),
                 strict=True,
             ):
                 column.append(spread(value, count))

@@ -22,7 +22,8 @@ class Product(NamedTuple):
     first operand is brought into that format for this product (weights are once a step, and the weight
     gradient's operands for the products before). scaled_back: the same of the product that makes the gradient
     of its input. grouped: of experts, over groups of rows of unequal length. attention: 1 of fused attention,
-    2 of a scan, priced with those kernels' efficiency."""
+    2 of a scan, priced with those kernels' efficiency. slower: on the
+    seconds of its arithmetic (rows not aligned in memory)."""
 
     m: Value
     n: Value
@@ -33,6 +34,7 @@ class Product(NamedTuple):
     scaled: Value = True
     scaled_back: Value = True
     grouped: bool = False
+    slower: Value = 1.0
 
 
 class Message(NamedTuple):

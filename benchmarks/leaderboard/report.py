@@ -104,7 +104,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     refused = result["memory"]["called out of memory"]
     lines.append(f"- runs that the model would have refused: {len(refused)}")
     lines += [f"  - {name}" for name in refused]
-    lines += ["", "## NCCL's all-reduce on A100 (not fitted row by row)", ""]
+    lines += ["", "## NCCL's all-reduce on A100 (protocol numbers were read off these rows)", ""]
     lines += ["| size | rows | mean / median / 90th |", "| --- | ---: | --- |"]
     lines += [f"| {name} | {one['count']} | {_cell(one)} |" for name, one in result["collectives"].items()]
     lines += ["", "## Speed on one core", ""]

@@ -53,17 +53,17 @@ class Constants:
     communication that is not hidden. dispatch: on the bytes moved to sort tokens by expert.
     """
 
-    matmul: float = 0.87356
-    waves: float = 0.78306
-    attention: float = 0.39695
-    memory: float = 0.60645
-    host: float = 19.733
-    loop: float = 4.9534
-    jitter: float = 0.036255
-    link: float = 0.77946
-    network: float = 0.66161
-    exposed: float = 0.26004
-    dispatch: float = 2.0513
+    matmul: float = 0.8728
+    waves: float = 0.7811
+    attention: float = 0.3972
+    memory: float = 0.6073
+    host: float = 19.74
+    loop: float = 4.956
+    jitter: float = 0.03641
+    link: float = 0.7793
+    network: float = 0.6617
+    exposed: float = 0.2615
+    dispatch: float = 2.051
 
     @classmethod
     def of_logs(cls, logs: npt.NDArray[np.float64]) -> Constants:

@@ -11,6 +11,9 @@ from hyperparallel.cluster.presets import preset
 from hyperparallel.plan.strategy import Strategy
 from hyperparallel.workload.presets import gpt
 
+VOCABULARY = 50257
+"""GPT-2's, which vTrain (src/config.py) cuts over the tensor parallel ranks as it is."""
+
 
 def vtrain_cluster(devices: int) -> Cluster:
     """vTrain's machine: 8 A100 in a node, four 200 Gb/s HDR ports a node (arXiv:2312.12391, section 4), each
@@ -53,8 +56,5 @@ def vtrain_case(table: str, row: Mapping[str, str]) -> Case:
         group=f"{table} {model.name} on {devices}",
     )
 
-
-VOCABULARY = 50257
-"""GPT-2's, which vTrain (src/config.py) cuts over the tensor parallel ranks as it is."""
 
 _NOT_WHOLE = ("Parameters (billion)", "iteration time (ms)")

@@ -7,9 +7,9 @@ to, and compares the losses.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
-import struct
 import time
 from functools import partial
 from pathlib import Path
@@ -131,7 +131,7 @@ def check_losses(job: Job, result: TrainResult) -> None:
     differences = [abs(a - b) / abs(a) for a, b in zip(alone, together, strict=True)]
     worst = math.nan if any(map(math.isnan, differences)) else max(differences)
     allowed = TOLERANCE[job.plan.compute or job.config.dtype]
-    if all(struct.unpack("f", struct.pack("f", loss))[0] == loss for loss in alone):
+    if all(ctypes.c_float(loss).value == loss for loss in alone):
         allowed = max(allowed, FLOAT32_LOSS)
     said = f"{len(alone)} steps on one device: largest relative difference {worst:.1e}"
     if not worst <= allowed:

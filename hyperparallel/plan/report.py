@@ -122,7 +122,7 @@ def layout_names(derived: Derived) -> list[str]:
 def text_report(derived: Derived) -> str:
     """The plan in words: layouts of parameters and batch, then collectives with bytes per step."""
     lines = [derived.summary(), f"plan {derived.plan_hash}, model {derived.model_hash}"]
-    lines += [*precision_lines(derived), ""]
+    lines += [*precision_lines(derived), *mesh_lines(derived), ""]
     rows = parameter_rows(derived)
     width = max((len(row.title) for row in rows), default=0)
     lines.append("parameters (* = declared by the plan, the rest follows)")
@@ -177,6 +177,8 @@ def mesh_lines(derived: Derived) -> list[str]:
         batch = [n for n, lay in derived.inputs.items() if any(axis in a for a in lay.dims)]
         if batch:
             said += f", and the batch ({', '.join(batch)})"
+        if not cut and not batch and not any(axis in item.axes for item in derived.communications):
+            said = "nothing is cut by it, all its ranks do the same work"
         lines.append(f"  {axis} ({mesh.axis_size(axis)} ranks): {said}")
     return lines
 

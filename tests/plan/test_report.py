@@ -66,6 +66,16 @@ def test_mesh_lines_say_what_each_axis_cuts() -> None:
     assert "1 of 12" in lines[1] and "batch (input_ids, labels)" in lines[1]
 
 
+def test_an_axis_that_cuts_nothing_is_said() -> None:
+    """Such as one whose name the recipe's layouts don't know."""
+    derived = llama(1)
+    used = [p for p in derived.params if not any("tp" in axes for axes in p.stored.dims)]
+    messages = tuple(c for c in derived.communications if "tp" not in c.axes)
+    idle = dataclasses.replace(derived, params=tuple(used), communications=messages)
+    assert "tp (2 ranks): nothing is cut by it" in text_report(idle)
+    assert "nothing is cut" not in text_report(derived)
+
+
 def test_an_empty_plan_has_a_report() -> None:
     nothing = Derived("", (), {}, {}, (), (), 1, "")
     assert "none" in text_report(nothing) and mesh_lines(nothing) == []

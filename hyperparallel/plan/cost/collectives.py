@@ -51,7 +51,8 @@ from hyperparallel.plan.cost.work import Array
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 NUM_TIERS = 4
 HOPS = 1.5
-"""On the latency of a hop: protocol and synchronisation (NCCL's all-reduce of few bytes on 2 to 128 A100)."""
+"""On the latency of a hop where no protocol is chosen: all-to-all, send, meshes, tori, threads (read off
+NCCL's all-reduce of few bytes on 2 to 128 A100)."""
 
 
 class Protocol(NamedTuple):

@@ -8,7 +8,7 @@ their layers (at most m):
     GPipe   m and m            zb-h1         min(p, m) on every stage, whose weights' gradients wait
     (Korthikanti et al. 2022, section 4.2.3; Qi et al. 2024, arXiv:2401.10241)
 
-    parameters   2 bytes for each element held . ZeRO-3 keeps only the optimizer's 32-bit shards and
+    parameters   2 bytes for each element held. ZeRO-3 keeps only the optimizer's 32-bit shards and
                  casts while it gathers; with a pipeline it gathers once a step and reduces gradients at its
                  end, so both are whole meanwhile, parameters in 8 bits where products are fp8
     gradients    4 bytes (fp32 accumulation), 2 in block-scaled formats, whose recipes accumulate in bf16; cut
@@ -16,8 +16,8 @@ their layers (at most m):
     optimizer    12 bytes: a 32-bit copy and two moments; cut by ZeRO-1 and up; the share `offload` is in
                  host memory
     activations  what `layer.py` says is saved, times the microbatches above; between stages also what was
-                 sent and the place where its gradient arrives;
-                 of encoders those in flight in the first chunk (interleaved: 2 p - 1)
+                 sent and the place where its gradient arrives; of encoders those in flight in the first
+                 chunk (interleaved: 2 p - 1)
     working      the layer that is computed again or runs backward with its gradients, or the logits, theirs
                  and the last norm; under ZeRO-3 `GATHERED_LAYERS` whole layers and the 16-bit gradients of
                  one with the 32-bit copy that is reduced

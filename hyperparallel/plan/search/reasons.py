@@ -185,7 +185,8 @@ def _said(job: Job, name: str, best: Strategy, other: Strategy) -> tuple[str, st
         axis = moved_axis(job, best, other)
         if axis is None:
             return " ".join(best.placement_words()) or "axes as usual", " ".join(other.placement_words())
-        return tuple(f"{axis}{getattr(s, axis)}{place(job, s, axis)}" for s in (best, other))  # type: ignore[return-value]
+        here, there = (f"{axis}{getattr(s, axis)}{place(job, s, axis)}" for s in (best, other))
+        return here, there
     return _choice(name, best), _choice(name, other)
 
 

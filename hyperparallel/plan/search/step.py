@@ -26,7 +26,7 @@ from hyperparallel.plan.cost.rows import FRONT, HEAD
 from hyperparallel.plan.search.job import Job
 from hyperparallel.plan.search.pricing import Table
 from hyperparallel.plan.search.stages import Split, even_split, layer_kinds
-from hyperparallel.plan.search.traffic import dimension_names, shares
+from hyperparallel.plan.search.traffic import shares, tier_names
 from hyperparallel.plan.simulate import Piece, Pieces, Timeline, pipeline_tasks, simulate
 from hyperparallel.plan.strategy import RECOMPUTE, Candidates, Strategy
 
@@ -194,7 +194,7 @@ class Prices:
     def demand(self, axis: str, kind: str, rank: int, seconds: float, num_bytes: float) -> dict[str, float]:
         """Shares of the rank's links that a message of that axis takes."""
         found = shares(KINDS.index(kind), num_bytes, self.table.rows.groups[axis], 0, seconds)
-        names = dimension_names(self.job.cluster)
+        names = tier_names(self.job.cluster)
         return {f"{names[i]} of {rank}": float(x) for i, x in enumerate(found[: len(names)]) if x > 0.0}
 
 

@@ -37,11 +37,11 @@ class Link(NamedTuple):
         return sum(self.sent_bytes.values()) / (self.bytes_s * seconds)
 
 
-def dimension_names(cluster: Cluster) -> list[str]:
+def tier_names(cluster: Cluster) -> list[str]:
     """A name for every tier of the fabric, as groups have them (`groups_of` joins what is past four).
 
     >>> from hyperparallel.cluster.presets import preset
-    >>> dimension_names(preset("ub-mesh-8192"))
+    >>> tier_names(preset("ub-mesh-8192"))
     ['rack 8x8', 'pod 4x4', 'superpod']
     """
     names = [
@@ -100,7 +100,7 @@ def link_loads(cluster: Cluster, strategy: Strategy, rows: Rows) -> list[Link]:
         data = data + sent(0, GRADIENT_BYTES * r["expert_params"], rows.groups["edp"].members[0])
     total["dp"] += data
     links = []
-    names = dimension_names(cluster)
+    names = tier_names(cluster)
     widths = _widths(cluster)
     kinds = [tier.kind for tier in cluster.fabric][-len(names) :]
     for dim, name in enumerate(names):

@@ -21,7 +21,7 @@ from hyperparallel.plan.search.reasons import neighbours
 from hyperparallel.plan.search.report import COLUMNS, lines, rows, to_json
 from hyperparallel.plan.search.runnable import missing, to_plan
 from hyperparallel.plan.search.space import Limits
-from hyperparallel.plan.search.traffic import dimension_names
+from hyperparallel.plan.search.traffic import tier_names
 from hyperparallel.plan.strategy import Strategy
 from hyperparallel.workload.presets import gpt, load_model, model_names
 from tests.plan.search.sample import job, tight
@@ -133,7 +133,7 @@ def test_places_name_the_tier_that_an_axis_crosses() -> None:
     assert place(one, Strategy(tp=2, dp=384), "tp") == " (inside package)"
     assert place(one, Strategy(tp=16, dp=48), "tp") == " (inside node)"
     assert place(one, Strategy(tp=32, dp=24), "tp") == " (across supernode)"
-    assert dimension_names(one.cluster) == ["package", "node", "supernode", "roce"]
+    assert tier_names(one.cluster) == ["package", "node", "supernode", "roce"]
 
 
 def test_the_runner_up_and_its_losses_are_told() -> None:

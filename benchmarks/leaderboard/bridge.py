@@ -111,6 +111,7 @@ def _case(
         zero=3 if number["FSDP"] > 1 else 1,
         sp=tp > 1,
         recompute="none",
+        reduce="bfloat16",
         dtype=precision,
         **switches(
             MODELS.get(base, base), row["System"][4:].lower(), precision, row["container"], number["VP"]

@@ -34,6 +34,7 @@ def foundry_case(row: Mapping[str, str]) -> Case | Skipped:
         recompute="full" if row["Activation Checkpointing"] == "True" else "none",
         dtype="fp8" if "fp8" in row["Precision"] else "bf16",
         graph=False,
+        reduce="bfloat16" if row["MP Mode"] == "PURE" else "float32",
         attention="open",
     )
     model = mpt(size, seq)

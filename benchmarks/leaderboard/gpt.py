@@ -35,6 +35,8 @@ def vtrain_case(table: str, row: Mapping[str, str]) -> Case:
         microbatch=number["micro batch"],
         zero=0,
         recompute="full" if table == "vtrain_multi" else "none",
+        reentrant=True,
+        reduce="bfloat16",
         dtype="fp16",
         flash=False,
         overlap=False,

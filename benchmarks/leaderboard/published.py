@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.leaderboard.case import Case, Skipped
 from hyperparallel.cluster.cluster import Cluster
@@ -66,6 +66,20 @@ MODELS = {
     "Bloom-176B": "bloom-176b",
     "GPT3-175B": "gpt3-175b",
 }
+
+
+MODELLINK: Mapping[str, Mapping[str, Any]] = {
+    "Bloom-176B": {"recompute": "full", "flash": False, "overlap": False},
+    "GPT3-175B": {"virtual": 3},
+    "LLaMA-65B": {"overlap": False},
+    "Llama2-70B": {"virtual": 4},
+    "Llama3-70B": {"overlap": False},
+    "Qwen1.5-32B": {"virtual": 8},
+    "Qwen1.5-72B": {"virtual": 5},
+}
+"""What ModelLink's launch scripts of these rows say beyond them (examples/ of September 2024):
+--num-layers-per-virtual-pipeline-stage, no --use-mc2 (products overlapped with sums), full recomputation and
+no --use-flash-attn for Bloom."""
 
 
 def published_case(row: Mapping[str, str]) -> Case | Skipped:
@@ -164,7 +178,7 @@ def _strategy(row: Mapping[str, str], number: Mapping[str, int], facts: Source, 
         recompute = row["recompute"] or {"full": "full", "selective": "selective", "sp+sel": "selective"}.get(
             kind, "none"
         )
-    return Strategy(
+    made = Strategy(
         tp=tp,
         cp=number.get("cp", 1),
         pp=pp,
@@ -174,6 +188,8 @@ def _strategy(row: Mapping[str, str], number: Mapping[str, int], facts: Source, 
         zero=facts.zero,
         sp=sp,
         recompute=recompute,  # type: ignore[arg-type]
+        reentrant=row["source"] != "torchtitan",
+        reduce="bfloat16" if row["precision"] == "fp16" else "float32",
         dtype=row["precision"] or "bf16",
         flash=facts.flash,
         overlap=facts.overlap,
@@ -181,6 +197,7 @@ def _strategy(row: Mapping[str, str], number: Mapping[str, int], facts: Source, 
         attention="open",
         fused_loss=facts.flash and row["source"] != "torchtitan",
     )
+    return replace(made, **MODELLINK.get(row["name"], {})) if facts.cluster == "ascend-910b" else made
 
 
 def _cluster(facts: Source, devices: int) -> Cluster:

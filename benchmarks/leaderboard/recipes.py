@@ -24,7 +24,7 @@ RECORDED = {
     "gpt-oss-120b": ("gb300", "b300"),
     "qwen3-235b-a22b": ("gb200", "gb300"),
     "qwen3-30b-a3b": ("b200", "b300", "gb200", "gb300"),
-    "nemotron-3-nano": ("b200", "b300", "gb200", "gb300"),
+    "nemotron-3-nano": ("b200", "b300", "gb200", "gb300", "h100"),
     "nemotron-3.5-lightning": ("b200", "b300", "gb200", "gb300"),
     "nemotron-3-super": ("b200", "b300", "gb200", "gb300"),
 }
@@ -54,7 +54,24 @@ def switches(model: str, system: str, dtype: str, release: str, virtual: int) ->
         "attention": "vendor-8bit" if fused and _low_attention(model, system) else "vendor",
         "overlap_experts": (fused and model != "nemotron-3-ultra")
         or _overlapped(model, system, release, virtual),
+        "parts": _again(model, system, dtype, release, fused),
     }
+
+
+def _again(model: str, system: str, dtype: str, release: str, fused: bool) -> tuple[str, ...]:
+    """recompute_modules: layernorm, moe_act, mla_up_proj, moe (mlp, of 3 dense layers in 61: left out)."""
+    if model == "gpt-oss-120b":
+        return () if fused or system in ("gb300", "b300") else ("norms", "activations")
+    if model == "deepseek-v3":
+        if system == "gb300" and (fused or dtype == "bf16" or release < "26.02"):
+            return () if fused else ("activations",)
+        return () if system == "gb200" and dtype != "bf16" and "26.04" <= release < "26.06" else ("latent",)
+    if model == "nemotron-3-nano" and system == "h100":
+        return ("norms", "experts")
+    if model == "nemotron-3-super":
+        kept = ("b300", "mxfp8"), ("b200", "nvfp4")
+        return ("norms", "activations") if system in ("b200", "b300") and (system, dtype) not in kept else ()
+    return {"kimi-k2": ("latent",), "nemotron-3-ultra": ("activations",)}.get(model, ())
 
 
 def _low_attention(model: str, system: str) -> bool:

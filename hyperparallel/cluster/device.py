@@ -32,7 +32,8 @@ class Gemm:
 
     peak: share of the peak that big square products reach. tile_m, tile_n: rows and columns of one output
     tile. half_k: length of the inner sum at which half of that is reached. attention: share of that
-    speed which the vendor's fused attention reaches at 128 elements a head.
+    speed which the vendor's fused attention reaches at 128 elements a head. open_attention: speed of open
+    fused kernels in these units, against that on the devices that they were written for (Ampere).
     """
 
     peak: float = 0.85
@@ -40,12 +41,14 @@ class Gemm:
     tile_n: int = 128
     half_k: float = 64.0
     attention: float = 0.8
+    open_attention: float = 1.0
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
         bounds.check_fraction("device.gemm.peak", self.peak)
         bounds.check_fraction("device.gemm.attention", self.attention)
+        bounds.check_fraction("device.gemm.open_attention", self.open_attention)
         bounds.check_count("device.gemm.tile_m", self.tile_m)
         bounds.check_count("device.gemm.tile_n", self.tile_n)
         bounds.check_count("device.gemm.half_k", self.half_k, least=0)

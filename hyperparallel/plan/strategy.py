@@ -29,6 +29,11 @@ DTYPES = ("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 ATTENTIONS = ("open", "vendor", "vendor-8bit")
 EXPERTS = ("loop", "fused")
 DISPATCHERS = ("exchange", "once")
+REDUCE = ("float32", "bfloat16")
+PARTS = ("norms", "activations", "latent", "experts")
+"""Of a layer, that may be computed again by themselves: its norms; the activation functions between products;
+products from a latent vector to queries, keys and values; the whole mixture of experts with its messages."""
+
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Strategy:
     too. sp: norms and residuals are cut over tp along the sequence. recompute: what is computed again in the
     backward ("selective": the attention core, "alternate": every other weight product). schedule: of the
     pipeline. dtype: of the matrix products; the parameters' own copy is 16-bit and the optimizer's 32-bit.
+    reduce: in which gradients are summed over the data axis ("bfloat16": in the parameters' 16 bits).
     offload: the share of optimizer states kept in host memory. flash: fused kernels, so that attention keeps
     no scores. overlap: gradients and parameters of the data axis travel while other layers compute, and
     tensor-parallel messages beside matrix products. graph: kernels are started from a recorded program, not
@@ -51,7 +57,10 @@ class Strategy:
     once and lays it out there (DeepEP, HybridEP). overlap_experts: tokens travel to experts beside the
     compute of another microbatch. order: of the axes over the devices, innermost first; fill: how they share
     the dimensions of a mesh or torus. fused_loss: the cross entropy reads its logits once and overwrites them
-    with their gradient.
+    with their gradient. parts: of `PARTS`, what is computed again besides `recompute` (Megatron-Core's
+    selective recomputation by module). reentrant: full recomputation runs the whole forward again, as
+    Megatron-LM's checkpoints do; else it ends with the last value that the backward reads, before the layer's
+    last product (torch's non-reentrant checkpoints, compiled programs).
 
     >>> Strategy(tp=2, dp=4).devices
     8
@@ -70,6 +79,7 @@ class Strategy:
     recompute: Literal["none", "selective", "alternate", "full"] = "none"
     schedule: Literal["1f1b", "gpipe", "zb-h1"] = "1f1b"
     dtype: str = "bf16"
+    reduce: Literal["float32", "bfloat16"] = "float32"
     offload: float = 0.0
     flash: bool = True
     overlap: bool = True
@@ -81,6 +91,8 @@ class Strategy:
     order: str = "tp-cp-dp-pp"
     fill: Fill = "packed"
     fused_loss: bool = True
+    parts: tuple[str, ...] = ()
+    reentrant: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tp", "cp", "pp", "dp", "ep", "etp", "virtual", "microbatch"):
@@ -91,6 +103,10 @@ class Strategy:
             value = getattr(self, name)
             if value not in allowed:
                 raise UserError(name, value, " or ".join(allowed), nearest(str(value), allowed))
+        object.__setattr__(self, "parts", tuple(self.parts))  # a list, from a file
+        for part in self.parts:
+            if part not in PARTS:
+                raise UserError("parts", part, " or ".join(PARTS), nearest(str(part), PARTS))
         if self.zero not in (0, 1, 2, 3):
             raise UserError("zero", self.zero, "0, 1, 2 or 3")
         if not 0 <= self.offload <= 1:
@@ -116,6 +132,7 @@ class Strategy:
         parts += [f"mb{self.microbatch}", f"zero{self.zero}"]
         parts += ["sp"] if self.sp else []
         parts += [self.recompute] if self.recompute != "none" else []
+        parts += [f"again {' '.join(self.parts)}"] if self.parts else []
         parts += [self.schedule] if self.pp > 1 and self.schedule != "1f1b" else []
         parts += [f"offload {self.offload:.0%}"] if self.offload else []
         parts += self.placement_words()
@@ -135,8 +152,8 @@ class Strategy:
 
 class Candidates:
     """Many strategies as one array per field; those with named values as positions
-    in `RECOMPUTE`, `SCHEDULES`, `DTYPES`, `ORDERS`, `FILLS`, `ATTENTIONS`, `EXPERTS`
-    and `DISPATCHERS`."""
+    in `RECOMPUTE`, `SCHEDULES`, `DTYPES`, `ORDERS`, `FILLS`, `ATTENTIONS`, `EXPERTS`,
+    `DISPATCHERS` and `REDUCE`; `parts` as a sum of powers of two, in the order of `PARTS`."""
 
     tp: Array
     cp: Array
@@ -151,6 +168,7 @@ class Candidates:
     recompute: Array
     schedule: Array
     dtype: Array
+    reduce: Array
     offload: Array
     flash: Array
     overlap: Array
@@ -162,6 +180,8 @@ class Candidates:
     order: Array
     fill: Array
     fused_loss: Array
+    parts: Array
+    reentrant: Array
 
     def __init__(self, **columns: Any) -> None:
         defaults = asdict(Strategy())
@@ -187,7 +207,9 @@ class Candidates:
             names = _NAMES.get(field.name)
             if names is not None:
                 values[field.name] = names[int(value)]
-            elif field.name in ("sp", "flash", "overlap", "graph", "overlap_experts", "fused_loss"):
+            elif field.name == "parts":
+                values["parts"] = tuple(part for i, part in enumerate(PARTS) if int(value) >> i & 1)
+            elif isinstance(field.default, bool):
                 values[field.name] = bool(value)
             else:
                 values[field.name] = float(value) if field.name == "offload" else int(value)
@@ -196,6 +218,10 @@ class Candidates:
     def take(self, chosen: npt.NDArray[Any]) -> Candidates:
         """Those at the given positions, or where a mask is true."""
         return Candidates(**{f.name: getattr(self, f.name)[chosen] for f in fields(Strategy)})
+
+    def computes_again(self, part: str) -> Array:
+        """1 where that one of `PARTS` is computed again."""
+        return np.asarray(self.parts, int) >> PARTS.index(part) & 1
 
     @property
     def devices(self) -> Array:
@@ -210,12 +236,15 @@ _NAMES: dict[str, Sequence[str]] = {
     "attention": ATTENTIONS,
     "experts": EXPERTS,
     "dispatcher": DISPATCHERS,
+    "reduce": REDUCE,
     "fill": FILLS,
 }
 
 
 def _code(name: str, value: Any) -> Any:
-    """Names become positions; numbers and arrays stay."""
+    """Names become positions, parts their sum; numbers and arrays stay."""
+    if name == "parts" and isinstance(value, tuple):
+        return sum(2 ** PARTS.index(part) for part in set(value))
     names = _NAMES.get(name)
     if names is None:
         return value

@@ -6,7 +6,7 @@ import numpy as np
 
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.plan.cost.encoder import front_of
-from hyperparallel.plan.cost.layer import KEPT_BYTES, layer_work
+from hyperparallel.plan.cost.layer import KEPT_BYTES, SUMMED_BYTES, layer_work
 from hyperparallel.plan.cost.rows import AGAIN, BACKWARD, FORWARD, FRONT, HEAD, Rows, Segment, flatten
 from hyperparallel.plan.cost.shapes import distinct, spread
 from hyperparallel.plan.cost.work import Array, Value, Work
@@ -62,12 +62,13 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
     microbatches = np.maximum(np.asarray(global_batch) / (c.dp * c.microbatch), 1.0)
     # Pipelines keep what they gathered for the whole step: their microbatches are small and many.
     gathered = (c.zero == 3) / np.where(c.pp > 1, microbatches, 1.0)
+    reduced = SUMMED_BYTES[np.asarray(c.reduce, int)]
     extra = tuple((layer, model.mtp) for layer in (model.mtp_layers if model.mtp else ()))
     for layer, count in (*model.kinds, *extra):
         work = layer_work(layer, model, seq, shapes)
         whole = 2.0 * each(work.params + work.expert_params) * gathered
         segments.append(Segment(work.forward, FORWARD, count, whole))
-        segments.append(Segment(work.backward, BACKWARD, count, 2.0 * whole))
+        segments.append(Segment(work.backward, BACKWARD, count, (1.0 + reduced / 2.0) * whole))
         segments.append(Segment(work.again, AGAIN, count))
         params = params + work.params * count
         expert_params = expert_params + work.expert_params * count
@@ -105,6 +106,7 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Value, candi
         ),
         "norm_bytes": tokens * model.hidden * (norm / np.where(c.sp > 0, c.tp, 1.0) + 2.0 * (c.tp > 1)),
         "dtype": c.dtype,
+        "reduced_bytes": reduced,
         "tokens": np.asarray(global_batch) * float(seq),
     }
     return flatten(segments, c, cluster, row, first, shape)

@@ -191,34 +191,67 @@ def collective_seconds(
 
     kind: positions in `KINDS`. num_bytes: see the module. copies: see `Message`.
     """
-    members, size = groups.members, groups.size
+    seconds = np.zeros(len(kind))
+    many = groups.size > 1
+    for priced, names in ((_ringed, KINDS[:3]), (_exchanged, KINDS[3:4]), (_sent, KINDS[4:])):
+        first, last = KINDS.index(names[0]), KINDS.index(names[-1])
+        at = np.flatnonzero(many & (kind >= first) & (kind <= last))
+        if len(at):
+            twice = np.where(kind[at] == 0, 2.0, 1.0)
+            copied = np.broadcast_to(copies, kind.shape)[at]
+            seconds[at] = twice * priced(num_bytes[at], groups.take(at), constants, copied)
+    return seconds
+
+
+def _rates(groups: Groups, constants: Constants) -> Array:
+    """Bytes a second of one rank towards each tier."""
     efficiency = np.full(NUM_TIERS, constants.network)
     efficiency[0] = constants.link
-    rates = groups.bytes_s * efficiency
-    bundle = np.concatenate([np.ones((len(size), 1)), np.cumprod(members, 1)[:, :-1]], 1)
-    used = members > 1
-    ring = np.where(used, rates * groups.ports, np.inf).min(axis=1)
-    passes = np.where(kind == 0, 2.0, 1.0)
-    hops = HOPS * (groups.latency_s * groups.steps).sum(axis=1)
-    plain = (size - 1) / size * num_bytes / ring + hops
-    seconds = np.where(groups.protocols > 0, np.inf, plain)
-    for protocol in PROTOCOLS:
-        near = protocol.near * groups.latency_s[:, 0] * groups.steps[:, 0]
-        far = protocol.far * (groups.latency_s[:, 1:] * groups.steps[:, 1:]).sum(axis=1)
-        travel = (size - 1) / size * num_bytes / (ring * protocol.share)
-        seconds = np.where(
-            groups.protocols > 0, np.minimum(seconds, protocol.base_s + near + far + travel), seconds
-        )
-    seconds = passes * seconds
-    peers = (np.cumprod(members, 1) - bundle) / size[:, None]
+    return np.asarray(groups.bytes_s * efficiency)
+
+
+def _least(values: Array) -> Array:
+    """Of each row, column by column: there are many rows and four columns."""
+    least = values[:, 0]
+    for column in range(1, values.shape[1]):
+        least = np.minimum(least, values[:, column])
+    return least
+
+
+def _hops(groups: Groups) -> Array:
+    return np.asarray(HOPS * (groups.latency_s * groups.steps).sum(axis=1))
+
+
+def _ringed(num_bytes: Array, groups: Groups, constants: Constants, _: Array) -> Array:
+    """Of one pass around a ring, or by the best protocol."""
+    size = groups.size
+    ring = _least(np.where(groups.members > 1, _rates(groups, constants) * groups.ports, np.inf))
+    travel = (size - 1) / size * num_bytes / ring
+    seconds = np.full(len(size), np.inf)
+    reached = groups.latency_s * groups.steps
+    inside, outside = reached[:, 0], reached[:, 1:].sum(axis=1)
+    for p in PROTOCOLS:
+        seconds = np.minimum(seconds, p.base_s + p.near * inside + p.far * outside + travel / p.share)
+    return np.where(groups.protocols > 0, seconds, travel + _hops(groups))
+
+
+def _exchanged(num_bytes: Array, groups: Groups, constants: Constants, copies: Array) -> Array:
+    """Of an all-to-all."""
+    members, size = groups.members, groups.size
+    reached = np.cumprod(members, 1)
+    peers = (reached - np.concatenate([np.ones((len(size), 1)), reached[:, :-1]], 1)) / size[:, None]
     outside = members[:, 1:].prod(axis=1)
     distinct = (
         (outside - 1) * (1 - (1 - 1 / outside) ** copies) / (copies * np.maximum(1 - 1 / outside, 1e-9))
     )
     peers[:, 0] *= np.minimum(size * (1 - (1 - 1 / size) ** copies) / copies, 1.0)
     peers[:, 1:] *= np.where(outside > 1, distinct, 1.0)[:, None]
-    exchange = np.where(used, num_bytes[:, None] * peers * groups.detour / rates, 0.0).max(axis=1) + hops
-    slowest = np.where(used, rates, np.inf).min(axis=1)
-    send = num_bytes / slowest + HOPS * groups.latency_s.max(axis=1, where=used, initial=0.0)
-    seconds = np.where(kind == 3, exchange, np.where(kind == 4, send, seconds))
-    return np.where(size > 1, seconds, 0.0)
+    share = peers * groups.detour / _rates(groups, constants)
+    return -_least(-np.where(members > 1, share, 0.0)) * num_bytes + _hops(groups)
+
+
+def _sent(num_bytes: Array, groups: Groups, constants: Constants, _: Array) -> Array:
+    """To the next rank of the group."""
+    used = groups.members > 1
+    slowest = _least(np.where(used, _rates(groups, constants), np.inf))
+    return np.asarray(num_bytes / slowest - HOPS * _least(-np.where(used, groups.latency_s, 0.0)))

@@ -53,17 +53,17 @@ class Constants:
     communication that is not hidden. dispatch: on the bytes moved to sort tokens by expert.
     """
 
-    matmul: float = 0.8728
-    waves: float = 0.7811
-    attention: float = 0.3972
-    memory: float = 0.6073
-    host: float = 19.74
-    loop: float = 4.956
-    jitter: float = 0.03641
-    link: float = 0.7793
-    network: float = 0.6617
-    exposed: float = 0.2615
-    dispatch: float = 2.051
+    matmul: float = 0.8422
+    waves: float = 0.7226
+    attention: float = 0.4227
+    memory: float = 0.6199
+    host: float = 19.7
+    loop: float = 5.429
+    jitter: float = 0.03038
+    link: float = 0.7791
+    network: float = 0.6639
+    exposed: float = 0.2649
+    dispatch: float = 2.071
 
     @classmethod
     def of_logs(cls, logs: npt.NDArray[np.float64]) -> Constants:

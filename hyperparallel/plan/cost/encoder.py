@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hyperparallel.plan.cost.layer import layer_work
+from hyperparallel.plan.cost.layer import SUMMED_BYTES, layer_work
 from hyperparallel.plan.cost.work import Value, Work
 from hyperparallel.plan.strategy import Candidates
 from hyperparallel.workload.linear import Linear
@@ -35,14 +35,15 @@ class Front:
 def front_of(model: Model, c: Candidates) -> Front:
     """All encoders of a model."""
     front = Front([], 0.0, 0.0, 0.0)
+    summed = SUMMED_BYTES[np.asarray(c.reduce, int)]
     for part in model.encoders:
         encoder = part.model
         for layer, count in encoder.kinds:
             work = layer_work(layer, encoder, part.tokens, c)
-            gathered = 2.0 * np.asarray(work.params)
+            params = np.asarray(work.params)
             front.passes += [
-                (work.forward, count, gathered),
-                (work.backward, count, 2.0 * gathered),
+                (work.forward, count, 2.0 * params),
+                (work.backward, count, (2.0 + summed) * params),
                 (work.again, count, 0.0),
             ]
             front.params = front.params + work.params * count

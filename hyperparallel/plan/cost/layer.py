@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hyperparallel.plan.cost.work import LayerWork, Message, Product, Value, Work
-from hyperparallel.plan.strategy import DTYPES, RECOMPUTE, Candidates
+from hyperparallel.plan.strategy import DTYPES, PARTS, RECOMPUTE, REDUCE, Candidates
 from hyperparallel.workload.linear import Linear
 from hyperparallel.workload.mlp import Mlp, Moe
 from hyperparallel.workload.model import Attention, Layer, Model, StateSpace
@@ -34,6 +34,14 @@ from hyperparallel.workload.model import Attention, Layer, Model, StateSpace
 BACKWARD_STREAM, SCORES_BACKWARD = 1.6, 1.25
 """Bytes moved backward for one forward, by pointwise work and by softmax and dropout on explicit scores
 (forward 4 and 5 for a score: read, write, mask; backward 6 and 5)."""
+
+SOFTMAX_BATCHES = 4
+"""Megatron's fused softmax serves heads * samples on a rank that are a multiple of this
+(megatron/core/fusions/fused_softmax.py, `is_kernel_available`)."""
+
+TORCH_SOFTMAX_BYTES, TORCH_SOFTMAX_KERNELS = 33.0, 4.0
+"""What torch adds to that of explicit scores: into 32 bits (6), scale (8), mask (9), softmax (8), back (6),
+where the one fused kernel moves 4."""
 
 SCAN_SLOWER = 8.0
 """Chunked scans against fused attention, FLOP for FLOP: they are as fast at 2,048 tokens (arXiv:2405.21060,
@@ -46,7 +54,14 @@ EXPERT_BIAS = 28.0
 CP_PIECES = 2.0
 """Of a sample on each context-parallel rank, one from either end, so that causal attention is balanced."""
 
+SUMMED_BYTES = np.array([{"float32": 4.0}.get(dtype, 2.0) for dtype in REDUCE])
+"""Of a gradient that is summed over the data axis."""
+
 KEPT_BYTES = np.array([{"mxfp8": 1.03125, "nvfp4": 0.5625}.get(dtype, 2.0) for dtype in DTYPES])
+SENT_BYTES = np.where([dtype == "fp8" for dtype in DTYPES], 1.0, KEPT_BYTES)
+"""Of an element gathered over tensor parallelism: in the format of the product that it is for, as Transformer
+Engine gathers it (transformer_engine/pytorch/distributed.py). Sums travel in 16 bits."""
+
 NARROW = np.array([1.0 if dtype in ("fp8", "mxfp8", "nvfp4") else 0.0 for dtype in DTYPES])
 SELECTIVE, ALTERNATE, FULL = (RECOMPUTE.index(x) for x in ("selective", "alternate", "full"))
 
@@ -79,60 +94,93 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
     shared = np.where(c.sp > 0, c.tp, 1.0)
     at = _Sizes(model.hidden, seq, c.microbatch * seq / c.cp, c.tp, shared, c, model.dropout > 0,
                 KEPT_BYTES[np.asarray(c.dtype, int)], NARROW[np.asarray(c.dtype, int)])  # fmt: skip
-    forward, core = Work(), Work()
+    forward, core, scan, end = Work(), Work(), Work(), Work()
     parts = [part for part in (layer.attention, layer.cross, layer.mlp) if part is not None]
     saved: Value = 0.0
     params, expert_params = 0.0 * c.tp, 0.0 * c.tp
     norm_bytes = 4.0 * layer.norms * at.tokens * at.hidden / shared
     forward.stream(norm_bytes, layer.norms)
+    pieces = {part: Work() for part in PARTS}
+    given: dict[str, Value] = dict.fromkeys(PARTS, 0.0)
+    pieces["norms"].stream(norm_bytes, layer.norms)
+    given["norms"] = at.kept_bytes * layer.norms * at.tokens * at.hidden / shared
     saved = saved + 2.0 * layer.norms * at.tokens * at.hidden / shared
     core_saved: Value = 0.0
     alternate: Value = 2.0 * at.tokens * at.hidden / shared
     products = 0
     for part in parts:
+        place = forward
         if isinstance(part, Moe):
-            routed = _experts(part, forward, at)
+            mixture = pieces["experts"]
+            routed, activated = _experts(part, mixture, at)
+            pieces["activations"].stream(_pointwise_bytes(part.gated) * activated)
             saved, alternate = saved + routed, alternate + routed / 2
             expert_params = expert_params + sum(x.params for x in part.routed(at.hidden)) / (c.ep * c.etp)
             dense = [*part.router(at.hidden), *part.shared(at.hidden)]
-            saved = saved + _products(dense, forward, at)
+            beside = _products(dense, mixture, at)
+            saved = saved + beside
+            given["activations"] = at.kept_bytes * activated
+            given["experts"] = routed + beside
+            place = forward = _joined(forward, mixture)
         else:
             dense = list(part.linears(at.hidden))
-            saved = saved + _products(dense, forward, at)
+            place = end if part is parts[-1] else forward
+            saved = saved + _products(dense[:-1], forward, at) + _products(dense[-1:], place, at)
             if isinstance(part, Mlp):
                 saved = saved + _activation(part.width, part.gated, 1.0, forward, at)
             else:
-                kept, scores = _core(part, core, at)
+                given["latent"] = given["latent"] + _latent(dense, pieces["latent"], at)
+                kept, scores = _core(part, core if isinstance(part, Attention) else scan, at)
                 saved, core_saved = saved + kept, core_saved + scores
                 alternate = alternate + _core_output(part, at)
                 params = params + part.vector_params
         alternate = alternate + _every_other(dense, products, at)
         products += len(dense)
         if not (isinstance(part, Moe) and not part.shared_width):
-            _tensor_parallel(forward, at)
+            _tensor_parallel(place, at)
         residual = 6.0 + (1.0 if at.dropout else 0.0)
-        forward.stream(residual * at.tokens * at.hidden / shared)
+        place.stream(residual * at.tokens * at.hidden / shared)
         saved = saved + (at.tokens * at.hidden / shared if at.dropout else 0.0)
         params = params + _held(dense, c.tp)
     params = params + layer.norms * at.hidden * (2 if model.norm == "layer" else 1)
+    alone, dropped = _alone(pieces, given, c)
     again = _joined(
         core.scaled((c.recompute == SELECTIVE) | (c.recompute == FULL)),
+        scan.scaled(c.recompute == FULL),
         forward.scaled(np.where(c.recompute == FULL, 1.0, np.where(c.recompute == ALTERNATE, 0.5, 0.0))),
+        end.scaled(np.where(c.recompute == FULL, c.reentrant, np.where(c.recompute == ALTERNATE, 0.5, 0.0))),
+        *alone,
     )
     whole = saved + core_saved
+    saved = saved - dropped
     saved = np.where(c.recompute == ALTERNATE, np.minimum(alternate, saved), saved)
     saved = np.where(c.recompute == FULL, 2.0 * at.tokens * at.hidden / shared, saved)
     saved = saved + np.where((c.recompute == 0) | (c.recompute == ALTERNATE), core_saved, 0.0)
+    forward = _joined(forward, end)
     backward = _backward(forward, at)
     return LayerWork(
-        _joined(forward, core),
-        _joined(backward, _core_backward(core, c)),
+        _joined(forward, core, scan),
+        _joined(backward, _core_backward(core, c), _core_backward(scan, c)),
         again,
         saved,
         whole,
         params,
         expert_params,
     )
+
+
+def _alone(pieces: dict[str, Work], given: dict[str, Value], c: Candidates) -> tuple[list[Work], Value]:
+    """What is computed again of `PARTS`, of their works and what each needs not keep; bytes not kept."""
+    works: list[Work] = []
+    dropped: Value = 0.0
+    for part in PARTS:
+        chosen = c.computes_again(part) * (c.recompute != FULL)
+        if part == "activations":  # inside the experts where those are
+            chosen = chosen * (1 - c.computes_again("experts"))
+        if chosen.any():
+            works.append(pieces[part].scaled(chosen))
+            dropped = dropped + given[part] * chosen
+    return works, dropped
 
 
 def _every_other(linears: Sequence[Linear], before: int, at: _Sizes) -> Value:
@@ -184,15 +232,27 @@ def _products(linears: Sequence[Linear], work: Work, at: _Sizes) -> Value:
     return saved
 
 
+def _pointwise_bytes(gated: bool) -> float:
+    """Read and written for one element between the products of a feed-forward layer."""
+    return 6.0 if gated else 4.0
+
+
+def _latent(linears: Sequence[Linear], work: Work, at: _Sizes) -> Value:
+    """Add the products from latent vectors to queries, keys and values; returns their outputs' bytes."""
+    ups = [linear for linear in linears if linear.name in ("q_up", "kv_up")]
+    _products(ups, work, at)
+    return sum((2.0 * at.tokens * linear.outputs / at.tp for linear in ups), start=0.0)
+
+
 def _activation(width: int, gated: bool, share: Value, work: Work, at: _Sizes) -> Value:
     """The pointwise function between the two products of a feed-forward layer."""
     elements = at.tokens * share * width / at.tp
-    work.stream(elements * (6.0 if gated else 4.0))
+    work.stream(_pointwise_bytes(gated) * elements)
     return elements * (4.0 if gated else 2.0)
 
 
-def _experts(moe: Moe, work: Work, at: _Sizes) -> Value:
-    """Router, dispatch, grouped products, combine; returns saved bytes."""
+def _experts(moe: Moe, work: Work, at: _Sizes) -> tuple[Value, Value]:
+    """Dispatch, grouped products, combine; returns saved bytes and elements between the products."""
     c = at.candidates
     routed = at.tokens / at.shared * moe.topk  # token copies that leave this rank, and with balance arrive
     size = moe.latent or at.hidden
@@ -210,7 +270,7 @@ def _experts(moe: Moe, work: Work, at: _Sizes) -> Value:
         work.expert_launches = work.expert_launches + local * (1.0 + at.low) * (1.0 - fused) + fused
         saved = saved + at.kept_bytes * rows * local * inputs
     elements = routed * moe.width
-    work.stream(elements * (6.0 if moe.gated else 4.0) * (1.0 - fused), 0.0)
+    work.stream(_pointwise_bytes(moe.gated) * elements * (1.0 - fused), 0.0)
     sorts = np.where(c.dispatcher > 0, 1.0, 2.0)
     moved = routed * size * 2.0
     work.permuted_bytes = work.permuted_bytes + 4.0 * sorts * moved  # there and back, read and written
@@ -222,7 +282,7 @@ def _experts(moe: Moe, work: Work, at: _Sizes) -> Value:
     for _ in ("out", "back"):
         work.messages.append(Message("all_to_all", "ep", moved, copies=copies))
         work.messages.append(Message("all_gather", "etp", routed * c.etp * size * 2.0))
-    return saved + elements * (4.0 if moe.gated else 2.0) + routed * size * 2.0
+    return saved + elements * (4.0 if moe.gated else 2.0) + routed * size * 2.0, elements
 
 
 def _core(part: Attention | StateSpace, work: Work, at: _Sizes) -> tuple[Value, Value]:
@@ -247,7 +307,9 @@ def _core(part: Attention | StateSpace, work: Work, at: _Sizes) -> tuple[Value, 
         work.product(rows, n, k, copies=many * ~flash, low=False)
     scores = at.tokens * heads * square
     each = 4.0 + (5.0 if at.dropout else 0.0)
-    work.stream(np.where(flash, 0.0, scores * each))
+    apart = ~flash & (many % SOFTMAX_BATCHES > 0)
+    work.stream(np.where(flash, 0.0, scores * (each + TORCH_SOFTMAX_BYTES * apart)))
+    work.launches = work.launches + TORCH_SOFTMAX_KERNELS * apart
     wide = part.heads * (part.head_dim + part.value_dim) / at.tp
     narrow = part.kv_heads * (part.head_dim + part.value_dim) / np.minimum(at.tp, part.kv_heads)
     if part.kind == "mla":
@@ -285,7 +347,8 @@ def _tensor_parallel(work: Work, at: _Sizes) -> None:
     num_bytes = 2.0 * at.tokens * at.hidden
     sp = at.candidates.sp > 0
     work.messages.append(Message("all_reduce", "tp", num_bytes, ~sp * 1.0, hidden=1))
-    work.messages.append(Message("all_gather", "tp", num_bytes, sp * 1.0, hidden=1))
+    gathered = SENT_BYTES[np.asarray(at.candidates.dtype, int)] * at.tokens * at.hidden
+    work.messages.append(Message("all_gather", "tp", gathered, sp * 1.0, hidden=1))
     work.messages.append(Message("reduce_scatter", "tp", num_bytes, sp * 1.0, hidden=1))
 
 
@@ -310,10 +373,13 @@ def _backward(forward: Work, at: _Sizes) -> Work:
 def _core_backward(core: Work, c: Candidates) -> Work:
     """Fused attention forms the scores once more: 2.5 products for each; explicit attention 2."""
     work = Work()
+    if not core.products:
+        return work
     for p in core.products:
         work.product(p.m, p.n, p.k, copies=p.copies * (2.5 if p.attention else 2.0), low=False)
         work.products[-1] = work.products[-1]._replace(attention=p.attention)
-    work.stream(core.stream_bytes * np.where(c.flash > 0, BACKWARD_STREAM, SCORES_BACKWARD), 2.0)
+    launches = np.maximum(core.launches - len(core.products), 2.0)
+    work.stream(core.stream_bytes * np.where(c.flash > 0, BACKWARD_STREAM, SCORES_BACKWARD), launches)
     work.messages += [m._replace(times=m.times * 2.0) for m in core.messages]
     return work
 

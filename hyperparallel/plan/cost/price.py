@@ -35,10 +35,8 @@ LOCKSTEP = 0.25
 """Share of the host's time that device time does not hide in tensor-parallel groups of eager software: a sum
 over ranks ends when the slowest host has started it, and the queue behind it is short."""
 
-GRADIENT_BYTES = 2.0
-
-GROUPED = 0.8
-"""Speed of experts' products in a loop against one equal dense product: fills and tails of each (chosen)."""
+GATHERED_BYTES = 2.0
+"""Of a parameter that comes back after its part was updated."""
 
 QUANTISE_BYTES = 8.0
 """Moved for each element that is brought into 8 bits: read for its scale, read and written along rows, along
@@ -98,11 +96,11 @@ def product_seconds(rows: Rows, constants: Constants) -> Array:
     half = get("half_k") * peak / peak16
     tuned = get("attention") * (rows.product_attention < 2)
     width = np.minimum(n, k)
-    fused = np.where(tuned > 0, get("vendor_attention") * 1.5 * width / (width + 64.0), constants.attention)
+    vendor = get("vendor_attention") * 1.5 * width / (width + 64.0)
+    fused = np.where(tuned > 0, vendor, get("open_attention") * constants.attention)
     peak = np.where(attention & (tuned > 1), np.clip(get("peak"), peak16, 2 * peak16), peak)
     share = get("gemm") * constants.matmul
     share = share * np.where(attention, fused, k / (k + half))
-    share = share * np.where((rows.product_grouped > 0) & (get("experts") < 1), GROUPED, 1.0)
     seconds = 2.0 * m * n * k * copies * loss * rows.product_slower / (peak * share)
     moved = 2.0 * copies * (m * k + k * n + m * n)
     moved = np.where(attention, 0.0, moved)
@@ -254,10 +252,12 @@ def gradient_seconds(rows: Rows, stage: Array, constants: Constants) -> tuple[Ar
     """(exposed, all) seconds of reducing gradients and gathering parameters once per step."""
     r = rows.row
     dense = np.where(r["pp"] > 1, np.maximum(r["params"], 0), r["params"])
-    reduce = np.full(rows.length, float(KINDS.index("all_reduce")))
+    scatter, gather = (np.full(rows.length, float(KINDS.index(k))) for k in ("reduce_scatter", "all_gather"))
+    back = np.where(r["zero"] >= 1, GATHERED_BYTES, r["reduced_bytes"])
 
     def seconds(params: Array, groups: Groups) -> Array:
-        return collective_seconds(reduce, GRADIENT_BYTES * params, groups, constants)
+        there = collective_seconds(scatter, r["reduced_bytes"] * params, groups, constants)
+        return there + collective_seconds(gather, back * params, groups, constants)
 
     everything = seconds(dense, rows.groups["dp"]) + seconds(r["expert_params"], rows.groups["edp"])
     everything = np.where(r["zero"] == 3, 0.0, everything)

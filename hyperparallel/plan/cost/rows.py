@@ -25,7 +25,7 @@ FORWARD, BACKWARD, AGAIN, HEAD, FRONT = range(5)
 
 PRODUCT_COLUMNS = tuple(
     f"product_{x}"
-    for x in ("segment", "m", "n", "k", "copies", "attention", "low", "scaled", "grouped", "slower")
+    for x in ("segment", "m", "n", "k", "copies", "attention", "low", "scaled", "slower")
 )
 MESSAGE_COLUMNS = tuple(f"message_{x}" for x in ("segment", "kind", "bytes", "count", "hidden", "copies"))
 CELL_COLUMNS = tuple(f"cell_{x}" for x in ("launches", "expert_launches", "stream", "permuted"))
@@ -38,8 +38,7 @@ class Rows:
 
     A cell is a segment of one layer shape (`shapes.py`), shared by all rows of that shape.
 
-    product_*: one entry per product and cell: m, n, k, copies, attention, low, scaled, grouped (0 or 1),
-    slower.
+    product_*: one entry per product and cell: m, n, k, copies, attention, low, scaled (0 or 1), slower.
     message_*: kind (position in `KINDS`), bytes, count, hidden, copies, and its group; `segment`: the cell.
     cell_*: a row of that shape, launches, those for experts, stream bytes, permuted bytes.
     segment_*: cell, row, pass, layers (how many such layers the whole model has), gather (bytes per layer
@@ -55,7 +54,6 @@ class Rows:
     product_attention: Array
     product_low: Array
     product_scaled: Array
-    product_grouped: Array
     product_slower: Array
     message_segment: Array
     message_kind: Array
@@ -130,7 +128,7 @@ def flatten(
     bytes to gather over the candidates. first, shape: see `shapes.distinct`."""
     count = len(first)
     ones = np.ones(count)
-    products: list[list[Any]] = [[] for _ in range(10)]
+    products: list[list[Any]] = [[] for _ in range(9)]
     messages: list[list[Any]] = [[] for _ in range(7)]
     axes = _groups(cluster, candidates.take(first))
     for index, segment in enumerate(segments):
@@ -138,7 +136,7 @@ def flatten(
         for p in segment.work.products:
             for column, value in zip(
                 products,
-                (place, p.m, p.n, p.k, p.copies, p.attention, p.low, p.scaled, p.grouped, p.slower),
+                (place, p.m, p.n, p.k, p.copies, p.attention, p.low, p.scaled, p.slower),
                 strict=True,
             ):
                 column.append(spread(value, count))
@@ -178,6 +176,7 @@ def flatten(
         "gemm": device.gemm.peak,
         "half_k": device.gemm.half_k,
         "vendor_attention": device.gemm.attention,
+        "open_attention": device.gemm.open_attention,
         "tile_m": device.gemm.tile_m,
         "tile_n": device.gemm.tile_n,
         "host_s_byte": _host_seconds(cluster),

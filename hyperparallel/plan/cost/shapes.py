@@ -26,7 +26,7 @@ def distinct(c: Candidates) -> tuple[Places, Places]:
     """
     inside = ~np.isin(c.order, _OUTERMOST) | (c.fill > 0)
     columns = [c.tp, c.cp, c.ep, c.etp, c.microbatch, c.sp, c.recompute, c.dtype, c.flash, c.overlap, c.graph]
-    columns += [c.attention, c.experts, c.dispatcher, c.overlap_experts]
+    columns += [c.attention, c.experts, c.dispatcher, c.overlap_experts, c.parts, c.reentrant]
     columns += [c.fused_loss, (c.virtual > 1) | (c.pp == 1), c.order, c.fill, inside * c.pp, inside * c.dp]
     key = np.zeros(len(c), np.int64)
     for column in columns:

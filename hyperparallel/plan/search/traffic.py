@@ -15,7 +15,7 @@ import numpy as np
 
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.plan.cost.collectives import KINDS, NUM_TIERS, Groups
-from hyperparallel.plan.cost.price import GRADIENT_BYTES
+from hyperparallel.plan.cost.price import GATHERED_BYTES
 from hyperparallel.plan.cost.rows import HEAD, Rows
 from hyperparallel.plan.cost.work import Array
 from hyperparallel.plan.strategy import Strategy
@@ -96,8 +96,10 @@ def link_loads(cluster: Cluster, strategy: Strategy, rows: Rows) -> list[Link]:
     gathered = float((rows.segment_gather * rows.segment_layers * (rows.segment_pass != HEAD)).sum())
     data = sent(1, gathered * per_step, axes["dp"].members[0])
     if strategy.zero != 3:
-        data = sent(0, GRADIENT_BYTES * r["params"], axes["dp"].members[0])
-        data = data + sent(0, GRADIENT_BYTES * r["expert_params"], rows.groups["edp"].members[0])
+        back = GATHERED_BYTES if strategy.zero else r["reduced_bytes"]
+        both = (r["reduced_bytes"] + back) / 2.0
+        data = sent(0, both * r["params"], axes["dp"].members[0])
+        data = data + sent(0, both * r["expert_params"], rows.groups["edp"].members[0])
     total["dp"] += data
     links = []
     names = tier_names(cluster)

@@ -88,8 +88,10 @@ def test_a_large_step_takes_under_a_second() -> None:
         links = {f"nic {one.from_rank}": 0.7, f"nic {one.to_rank}": 0.7}
         return Piece("", 2e-4, "comm.pp", "send", demand=links)
 
-    began = time.process_time()
-    timeline = simulate(pipeline_tasks(schedule("1f1b", 16, 64), work, message), slowdown=1.1)
-    seconds = time.process_time() - began
-    assert len(timeline.spans) == 16 * 64 * 2 * 16 + 15 * 64 * 2
-    assert seconds < 1.0
+    seconds = []
+    for _ in range(3):  # a collection of what other tests left behind can fall into one of them
+        began = time.process_time()
+        timeline = simulate(pipeline_tasks(schedule("1f1b", 16, 64), work, message), slowdown=1.1)
+        seconds.append(time.process_time() - began)
+        assert len(timeline.spans) == 16 * 64 * 2 * 16 + 15 * 64 * 2
+    assert min(seconds) < 1.0

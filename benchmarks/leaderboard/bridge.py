@@ -1,7 +1,8 @@
 """Megatron-Bridge's performance summaries: tokens per second per GPU on Hopper and Blackwell.
 
 A cell like "31508 (29789)" holds two measurements, the second for the second precision or the second layout
-that other cells of the row give in brackets; it makes two cases. Rows are force-balanced.
+that other cells of the row give in brackets; it makes two cases. Rows are force-balanced. A source, which one run
+calibrates, is a machine: its factor holds for releases that no table shows yet.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def _case(
     seconds = batch * seq / (tokens * devices)
     return Case(
         TABLE,
-        f"Megatron-Bridge {row['container']}",
+        f"Megatron-Bridge {row['System']}",
         name,
         model,
         cluster,

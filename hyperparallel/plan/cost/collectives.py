@@ -10,7 +10,9 @@ and leaves through the links of all its members:
     all-to-all  = max over tiers of  n * (share of peers reached through tier i) / (b_i * efficiency_i) + hops
     send        = n / b of the tier that is crossed + one hop
     hops        = steps_i * latency_i, each way; steps: g_i - 1 in a first tier of switches (a ring), log2 g_i
-                  in outer ones (a tree); 1 for each dimension of a mesh (direct); g - 1 for each of a torus
+                  in outer ones (a tree); 1 for each dimension of a mesh (direct); g - 1 for each of a torus.
+                  All-gather and reduce-scatter have no tree in NCCL: their ring goes through every bundle,
+                  (g_0 - 1) hops inside each of g_1 g_2 ... bundles and g_1 g_2 ... - 1 between them
 
 b_i of a mesh or torus is what the group's own links carry there. With r_d of dimension d and g_d members,
 
@@ -199,7 +201,7 @@ def collective_seconds(
         if len(at):
             twice = np.where(kind[at] == 0, 2.0, 1.0)
             copied = np.broadcast_to(copies, kind.shape)[at]
-            seconds[at] = twice * priced(num_bytes[at], groups.take(at), constants, copied)
+            seconds[at] = twice * priced(num_bytes[at], groups.take(at), constants, copied, kind[at])
     return seconds
 
 
@@ -222,7 +224,7 @@ def _hops(groups: Groups) -> Array:
     return np.asarray(HOPS * (groups.latency_s * groups.steps).sum(axis=1))
 
 
-def _ringed(num_bytes: Array, groups: Groups, constants: Constants, _: Array) -> Array:
+def _ringed(num_bytes: Array, groups: Groups, constants: Constants, _: Array, kind: Array) -> Array:
     """Of one pass around a ring, or by the best protocol."""
     size = groups.size
     ring = _least(np.where(groups.members > 1, _rates(groups, constants) * groups.ports, np.inf))
@@ -230,12 +232,16 @@ def _ringed(num_bytes: Array, groups: Groups, constants: Constants, _: Array) ->
     seconds = np.full(len(size), np.inf)
     reached = groups.latency_s * groups.steps
     inside, outside = reached[:, 0], reached[:, 1:].sum(axis=1)
+    bundles = groups.members[:, 1:].prod(axis=1)
+    far = -_least(-np.where(groups.members[:, 1:] > 1, groups.latency_s[:, 1:], 0.0))
+    inside = np.where(kind == 0, inside, inside * bundles)
+    outside = np.where(kind == 0, outside, far * (bundles - 1))
     for p in PROTOCOLS:
         seconds = np.minimum(seconds, p.base_s + p.near * inside + p.far * outside + travel / p.share)
     return np.where(groups.protocols > 0, seconds, travel + _hops(groups))
 
 
-def _exchanged(num_bytes: Array, groups: Groups, constants: Constants, copies: Array) -> Array:
+def _exchanged(num_bytes: Array, groups: Groups, constants: Constants, copies: Array, _: Array) -> Array:
     """Of an all-to-all."""
     members, size = groups.members, groups.size
     reached = np.cumprod(members, 1)
@@ -250,7 +256,7 @@ def _exchanged(num_bytes: Array, groups: Groups, constants: Constants, copies: A
     return -_least(-np.where(members > 1, share, 0.0)) * num_bytes + _hops(groups)
 
 
-def _sent(num_bytes: Array, groups: Groups, constants: Constants, _: Array) -> Array:
+def _sent(num_bytes: Array, groups: Groups, constants: Constants, *_: Array) -> Array:
     """To the next rank of the group."""
     used = groups.members > 1
     slowest = _least(np.where(used, _rates(groups, constants), np.inf))

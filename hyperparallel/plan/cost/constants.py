@@ -53,17 +53,17 @@ class Constants:
     communication that is not hidden. dispatch: on the bytes moved to sort tokens by expert.
     """
 
-    matmul: float = 0.8422
-    waves: float = 0.7226
-    attention: float = 0.4227
-    memory: float = 0.6199
-    host: float = 19.7
-    loop: float = 5.429
-    jitter: float = 0.03038
-    link: float = 0.7791
-    network: float = 0.6639
-    exposed: float = 0.2649
-    dispatch: float = 2.071
+    matmul: float = 0.8418
+    waves: float = 0.7513
+    attention: float = 0.4214
+    memory: float = 0.6376
+    host: float = 19.72
+    loop: float = 5.408
+    jitter: float = 0.03096
+    link: float = 0.7783
+    network: float = 0.658
+    exposed: float = 0.2675
+    dispatch: float = 2.102
 
     @classmethod
     def of_logs(cls, logs: npt.NDArray[np.float64]) -> Constants:

@@ -1,8 +1,8 @@
 """Megatron-Bridge's performance summaries: tokens per second per GPU on Hopper and Blackwell.
 
 A cell like "31508 (29789)" holds two measurements, the second for the second precision or the second layout
-that other cells of the row give in brackets; it makes two cases. Rows are force-balanced. A source, which one run
-calibrates, is a machine: its factor holds for releases that no table shows yet.
+that other cells of the row give in brackets; it makes two cases. Rows are force-balanced. A source is a
+machine, which one run calibrates: its factor holds for releases that no table shows yet.
 """
 
 from __future__ import annotations

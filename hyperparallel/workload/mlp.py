@@ -50,7 +50,8 @@ class Moe:
     """A mixture of `experts` of which each token takes `topk`; shared experts as one layer.
 
     `shared_gate` is a learned scalar gate h -> 1 on the shared expert; `router_bias` a trained bias of the
-    router (balancing offsets that no gradient trains are no parameters).
+    router (balancing offsets that no gradient trains are no parameters). `clamped`: both halves of the gated
+    product are held within limits (gpt-oss).
 
     >>> moe = Moe(experts=8, topk=2, width=14336)
     >>> moe.params(hidden=4096), moe.active_params(hidden=4096)
@@ -65,6 +66,7 @@ class Moe:
     bias: bool = False
     shared_bias: bool = False
     router_bias: bool = False
+    clamped: bool = False
     shared_gate: bool = False
     latent: int = 0
 

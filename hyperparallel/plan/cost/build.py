@@ -6,9 +6,10 @@ import numpy as np
 
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.plan.cost.encoder import front_of
-from hyperparallel.plan.cost.layer import KEPT_BYTES, SUMMED_BYTES, layer_work
+from hyperparallel.plan.cost.layer import layer_work
 from hyperparallel.plan.cost.rows import AGAIN, BACKWARD, FORWARD, FRONT, HEAD, Rows, Segment, flatten
 from hyperparallel.plan.cost.shapes import distinct, spread
+from hyperparallel.plan.cost.sizes import KEPT_BYTES, SUMMED_BYTES
 from hyperparallel.plan.cost.work import Array, Value, Work
 from hyperparallel.plan.strategy import Candidates
 from hyperparallel.workload.model import Model

@@ -53,17 +53,17 @@ class Constants:
     communication that is not hidden. dispatch: on the bytes moved to sort tokens by expert.
     """
 
-    matmul: float = 0.8418
-    waves: float = 0.7513
-    attention: float = 0.4214
-    memory: float = 0.6376
+    matmul: float = 0.843
+    waves: float = 0.749
+    attention: float = 0.4206
+    memory: float = 0.6348
     host: float = 19.72
-    loop: float = 5.408
-    jitter: float = 0.03096
+    loop: float = 5.23
+    jitter: float = 0.03099
     link: float = 0.7783
-    network: float = 0.658
-    exposed: float = 0.2675
-    dispatch: float = 2.102
+    network: float = 0.6596
+    exposed: float = 0.2693
+    dispatch: float = 2.091
 
     @classmethod
     def of_logs(cls, logs: npt.NDArray[np.float64]) -> Constants:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hyperparallel.plan.cost.layer import SUMMED_BYTES, layer_work
+from hyperparallel.plan.cost.layer import layer_work
+from hyperparallel.plan.cost.sizes import SUMMED_BYTES
 from hyperparallel.plan.cost.work import Value, Work
 from hyperparallel.plan.strategy import Candidates
 from hyperparallel.workload.linear import Linear

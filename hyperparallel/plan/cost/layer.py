@@ -21,12 +21,13 @@ Experts are balanced. Left out: padding of uneven heads, token dropping.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from hyperparallel.plan.cost.feedforward import activation, between_bytes, experts
+from hyperparallel.plan.cost.sizes import SENT_BYTES, Sizes, held, products
 from hyperparallel.plan.cost.work import LayerWork, Message, Product, Value, Work
-from hyperparallel.plan.strategy import DTYPES, PARTS, RECOMPUTE, REDUCE, Candidates
+from hyperparallel.plan.strategy import PARTS, RECOMPUTE, Candidates
 from hyperparallel.workload.linear import Linear
 from hyperparallel.workload.mlp import Mlp, Moe
 from hyperparallel.workload.model import Attention, Layer, Model, StateSpace
@@ -47,42 +48,10 @@ SCAN_SLOWER = 8.0
 """Chunked scans against fused attention, FLOP for FLOP: they are as fast at 2,048 tokens (arXiv:2405.21060,
 figure 10) with about an eighth of the work."""
 
-EXPERT_BIAS = 28.0
-"""Moved for one element of the experts' output where it has a bias: product with the probability in 32 bits
-(4 written), sum (6 read, 4 written), concatenation (4, 4), cast (4, 2); Megatron-Core's experts do so."""
-
 CP_PIECES = 2.0
 """Of a sample on each context-parallel rank, one from either end, so that causal attention is balanced."""
 
-SUMMED_BYTES = np.array([{"float32": 4.0}.get(dtype, 2.0) for dtype in REDUCE])
-"""Of a gradient that is summed over the data axis."""
-
-KEPT_BYTES = np.array([{"mxfp8": 1.03125, "nvfp4": 0.5625}.get(dtype, 2.0) for dtype in DTYPES])
-SENT_BYTES = np.where([dtype == "fp8" for dtype in DTYPES], 1.0, KEPT_BYTES)
-"""Of an element gathered over tensor parallelism: in the format of the product that it is for, as Transformer
-Engine gathers it (transformer_engine/pytorch/distributed.py). Sums travel in 16 bits."""
-
-NARROW = np.array([1.0 if dtype in ("fp8", "mxfp8", "nvfp4") else 0.0 for dtype in DTYPES])
 SELECTIVE, ALTERNATE, FULL = (RECOMPUTE.index(x) for x in ("selective", "alternate", "full"))
-
-
-@dataclass
-class _Sizes:
-    """What every part of a layer needs to know of the candidates."""
-
-    hidden: int
-    seq: int
-    tokens: Value
-    tp: Value
-    shared: Value
-    """Ranks over which the residual stream is cut: tp with sequence parallelism, else 1."""
-    candidates: Candidates
-    dropout: bool
-    kept_bytes: Value
-    """Of an element of a product's input that is kept for the weight gradient: block-scaled formats keep it
-    as they quantised it, with its scales."""
-    low: Value
-    """1 where products' operands are brought into a narrower format first."""
 
 
 def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> LayerWork:
@@ -91,9 +60,8 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
     seq: tokens of one sample (before context parallelism).
     """
     c = candidates
-    shared = np.where(c.sp > 0, c.tp, 1.0)
-    at = _Sizes(model.hidden, seq, c.microbatch * seq / c.cp, c.tp, shared, c, model.dropout > 0,
-                KEPT_BYTES[np.asarray(c.dtype, int)], NARROW[np.asarray(c.dtype, int)])  # fmt: skip
+    at = Sizes.of(model, seq, c)
+    shared = at.shared
     forward, core, scan, end = Work(), Work(), Work(), Work()
     parts = [part for part in (layer.attention, layer.cross, layer.mlp) if part is not None]
     saved: Value = 0.0
@@ -107,17 +75,17 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
     saved = saved + 2.0 * layer.norms * at.tokens * at.hidden / shared
     core_saved: Value = 0.0
     alternate: Value = 2.0 * at.tokens * at.hidden / shared
-    products = 0
+    counted = 0
     for part in parts:
         place = forward
         if isinstance(part, Moe):
             mixture = pieces["experts"]
-            routed, activated = _experts(part, mixture, at)
-            pieces["activations"].stream(_pointwise_bytes(part.gated) * activated)
+            routed, activated = experts(part, mixture, at)
+            pieces["activations"].stream(between_bytes(part) * activated)
             saved, alternate = saved + routed, alternate + routed / 2
             expert_params = expert_params + sum(x.params for x in part.routed(at.hidden)) / (c.ep * c.etp)
             dense = [*part.router(at.hidden), *part.shared(at.hidden)]
-            beside = _products(dense, mixture, at)
+            beside = products(dense, mixture, at)
             saved = saved + beside
             given["activations"] = at.kept_bytes * activated
             given["experts"] = routed + beside
@@ -125,23 +93,23 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
         else:
             dense = list(part.linears(at.hidden))
             place = end if part is parts[-1] else forward
-            saved = saved + _products(dense[:-1], forward, at) + _products(dense[-1:], place, at)
+            saved = saved + products(dense[:-1], forward, at) + products(dense[-1:], place, at)
             if isinstance(part, Mlp):
-                saved = saved + _activation(part.width, part.gated, 1.0, forward, at)
+                saved = saved + activation(part.width, part.gated, 1.0, forward, at)
             else:
                 given["latent"] = given["latent"] + _latent(dense, pieces["latent"], at)
                 kept, scores = _core(part, core if isinstance(part, Attention) else scan, at)
                 saved, core_saved = saved + kept, core_saved + scores
                 alternate = alternate + _core_output(part, at)
                 params = params + part.vector_params
-        alternate = alternate + _every_other(dense, products, at)
-        products += len(dense)
+        alternate = alternate + _every_other(dense, counted, at)
+        counted += len(dense)
         if not (isinstance(part, Moe) and not part.shared_width):
             _tensor_parallel(place, at)
         residual = 6.0 + (1.0 if at.dropout else 0.0)
         place.stream(residual * at.tokens * at.hidden / shared)
         saved = saved + (at.tokens * at.hidden / shared if at.dropout else 0.0)
-        params = params + _held(dense, c.tp)
+        params = params + held(dense, c.tp)
     params = params + layer.norms * at.hidden * (2 if model.norm == "layer" else 1)
     alone, dropped = _alone(pieces, given, c)
     again = _joined(
@@ -183,7 +151,7 @@ def _alone(pieces: dict[str, Work], given: dict[str, Value], c: Candidates) -> t
     return works, dropped
 
 
-def _every_other(linears: Sequence[Linear], before: int, at: _Sizes) -> Value:
+def _every_other(linears: Sequence[Linear], before: int, at: Sizes) -> Value:
     """Bytes of the outputs of every other product, the layer's first, third and so on, after `before` others.
     Those cut along their inputs are summed into the residual, which no backward needs."""
     saved: Value = 0.0
@@ -194,7 +162,7 @@ def _every_other(linears: Sequence[Linear], before: int, at: _Sizes) -> Value:
     return saved
 
 
-def _core_output(part: Attention | StateSpace, at: _Sizes) -> Value:
+def _core_output(part: Attention | StateSpace, at: Sizes) -> Value:
     """Bytes of what the part between the projections gives, with the sums of fused attention's softmax."""
     if not isinstance(part, Attention):
         return 2.0 * at.tokens * part.inner / at.tp
@@ -202,90 +170,14 @@ def _core_output(part: Attention | StateSpace, at: _Sizes) -> Value:
     return at.tokens * part.heads * (2.0 * part.value_dim + sums) / at.tp
 
 
-def _held(linears: Sequence[Linear], tp: Value) -> Value:
-    """Parameters of these on one rank."""
-    return sum((x.params / (1.0 if x.cut == "none" else tp) for x in linears), start=0.0 * np.asarray(tp))
-
-
-def _groups(linears: Sequence[Linear]) -> list[tuple[Linear, int]]:
-    """Products that share an input are run as one: (the first of them, the sum of their outputs)."""
-    found: list[tuple[Linear, int]] = []
-    for linear in linears:
-        last = found[-1][0] if found else None
-        shape = (linear.inputs, linear.cut, linear.copies)
-        if last is not None and linear.cut == "out" and (last.inputs, last.cut, last.copies) == shape:
-            found[-1] = (last, found[-1][1] + linear.outputs)
-            continue
-        found.append((linear, linear.outputs))
-    return found
-
-
-def _products(linears: Sequence[Linear], work: Work, at: _Sizes) -> Value:
-    """Add these weight products; returns the bytes of their inputs that are saved."""
-    saved: Value = 0.0
-    for linear, outputs in _groups(linears):
-        rows = at.candidates.microbatch if linear.per_sample else at.tokens
-        inputs = linear.inputs / (at.tp if linear.cut == "in" else 1.0)
-        work.product(rows, outputs / (at.tp if linear.cut == "out" else 1.0), inputs)
-        whole = inputs if linear.cut == "in" else linear.inputs / at.shared
-        saved = saved + at.kept_bytes * rows * whole
-    return saved
-
-
-def _pointwise_bytes(gated: bool) -> float:
-    """Read and written for one element between the products of a feed-forward layer."""
-    return 6.0 if gated else 4.0
-
-
-def _latent(linears: Sequence[Linear], work: Work, at: _Sizes) -> Value:
+def _latent(linears: Sequence[Linear], work: Work, at: Sizes) -> Value:
     """Add the products from latent vectors to queries, keys and values; returns their outputs' bytes."""
     ups = [linear for linear in linears if linear.name in ("q_up", "kv_up")]
-    _products(ups, work, at)
+    products(ups, work, at)
     return sum((2.0 * at.tokens * linear.outputs / at.tp for linear in ups), start=0.0)
 
 
-def _activation(width: int, gated: bool, share: Value, work: Work, at: _Sizes) -> Value:
-    """The pointwise function between the two products of a feed-forward layer."""
-    elements = at.tokens * share * width / at.tp
-    work.stream(_pointwise_bytes(gated) * elements)
-    return elements * (4.0 if gated else 2.0)
-
-
-def _experts(moe: Moe, work: Work, at: _Sizes) -> tuple[Value, Value]:
-    """Dispatch, grouped products, combine; returns saved bytes and elements between the products."""
-    c = at.candidates
-    routed = at.tokens / at.shared * moe.topk  # token copies that leave this rank, and with balance arrive
-    size = moe.latent or at.hidden
-    local = moe.experts / c.ep
-    fused = (c.experts > 0) * 1.0
-    rows = routed * c.etp / local
-    saved: Value = 0.0
-    for linear, outputs in _groups(moe.routed(at.hidden)):
-        inputs = linear.inputs / (c.etp if linear.cut == "in" else 1.0)
-        first = linear.cut == "out"
-        work.products.append(
-            Product(rows, outputs / (c.etp if first else 1.0), inputs, local, grouped=True,
-                    scaled=1.0 if first else 1.0 - fused, scaled_back=1.0 - fused if first else 1.0)
-        )  # fmt: skip
-        work.expert_launches = work.expert_launches + local * (1.0 + at.low) * (1.0 - fused) + fused
-        saved = saved + at.kept_bytes * rows * local * inputs
-    elements = routed * moe.width
-    work.stream(_pointwise_bytes(moe.gated) * elements * (1.0 - fused), 0.0)
-    sorts = np.where(c.dispatcher > 0, 1.0, 2.0)
-    moved = routed * size * 2.0
-    work.permuted_bytes = work.permuted_bytes + 4.0 * sorts * moved  # there and back, read and written
-    work.expert_launches = work.expert_launches + 8.0
-    if moe.bias:  # each expert's is weighed by the router's probability and added to its own rows
-        work.stream(EXPERT_BIAS * routed * size * (1.0 - fused), 0.0)
-        work.expert_launches = work.expert_launches + 3.0 * local * (1.0 - fused)
-    copies = np.where(c.dispatcher > 0, moe.topk, 1.0)
-    for _ in ("out", "back"):
-        work.messages.append(Message("all_to_all", "ep", moved, copies=copies))
-        work.messages.append(Message("all_gather", "etp", routed * c.etp * size * 2.0))
-    return saved + elements * (4.0 if moe.gated else 2.0) + routed * size * 2.0, elements
-
-
-def _core(part: Attention | StateSpace, work: Work, at: _Sizes) -> tuple[Value, Value]:
+def _core(part: Attention | StateSpace, work: Work, at: Sizes) -> tuple[Value, Value]:
     """Between the projections; returns bytes saved always, and those of scores that are saved if explicit."""
     c = at.candidates
     if not isinstance(part, Attention):
@@ -322,7 +214,7 @@ def _core(part: Attention | StateSpace, work: Work, at: _Sizes) -> tuple[Value, 
     return kept, np.where(flash, 0.0, scores * (5.0 if at.dropout else 2.0))
 
 
-def _states(part: StateSpace, work: Work, at: _Sizes) -> Value:
+def _states(part: StateSpace, work: Work, at: Sizes) -> Value:
     """Across context-parallel ranks: the summaries of all pieces are gathered in 32 bits, each rank puts
     those in front of its own together, and the short convolution needs the last tokens of the piece before.
     Returns the bytes of the states that pieces begin with, which are saved."""
@@ -342,7 +234,7 @@ def _states(part: StateSpace, work: Work, at: _Sizes) -> Value:
     return 4.0 * part.inner * part.state / at.tp * pieces
 
 
-def _tensor_parallel(work: Work, at: _Sizes) -> None:
+def _tensor_parallel(work: Work, at: Sizes) -> None:
     """The sum after a row-cut product, or its two halves around it."""
     num_bytes = 2.0 * at.tokens * at.hidden
     sp = at.candidates.sp > 0
@@ -352,7 +244,7 @@ def _tensor_parallel(work: Work, at: _Sizes) -> None:
     work.messages.append(Message("reduce_scatter", "tp", num_bytes, sp * 1.0, hidden=1))
 
 
-def _backward(forward: Work, at: _Sizes) -> Work:
+def _backward(forward: Work, at: Sizes) -> Work:
     """Two products for each one, the same messages the other way round, one more gather with `sp`."""
     work = Work()
     for p in forward.products:

@@ -121,6 +121,6 @@ def gpt_oss(fields: Fields, name: str) -> Model:
     bias = fields.flag("attention_bias", True)
     attention = replace(grouped(fields, bias=bias, out_bias=bias, kv_heads=8), sinks=True)
     moe = mixture(fields, width="intermediate_size", experts=("num_local_experts",), default_topk=4)
-    moe = replace(moe, bias=True, router_bias=True)
+    moe = replace(moe, bias=True, router_bias=True, clamped=True)
     layers = [Layer(one, moe) for one in alternating(fields, attention, every=2)]
     return decoder(fields, name, layers)

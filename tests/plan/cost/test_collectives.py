@@ -49,7 +49,8 @@ def test_nodes_are_entered_through_all_their_links() -> None:
 def test_only_sums_have_a_tree() -> None:
     """A gather of few bytes over n nodes waits for n - 1 hops, a sum for log2 n there and back."""
     gather, total = (
-        [seconds(kind, 64.0, groups(1, nodes)) for nodes in (64, 1024)] for kind in ("all_gather", "all_reduce")
+        [seconds(kind, 64.0, groups(1, nodes)) for nodes in (64, 1024)]
+        for kind in ("all_gather", "all_reduce")
     )
     hop = PROTOCOLS[0].far * 8e-6
     assert gather[1] - gather[0] == pytest.approx((1023 - 63) * hop, rel=1e-3)

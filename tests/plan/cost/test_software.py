@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ from benchmarks.leaderboard.recipes import switches
 from hyperparallel.cluster.presets import preset
 from hyperparallel.plan.cost.build import rows_of
 from hyperparallel.plan.cost.constants import Constants
+from hyperparallel.plan.cost.layer import layer_work
 from hyperparallel.plan.cost.price import StepTime, step_seconds
 from hyperparallel.plan.strategy import Candidates, Strategy
+from hyperparallel.workload.mlp import Moe
 from hyperparallel.workload.presets import model_preset
 
 pytestmark = pytest.mark.pure
@@ -74,6 +77,18 @@ def test_experts_biases_are_streamed_only_outside_the_fused_kernel() -> None:
         slow, fast = (step("gpt-oss-120b", c, ep=8, experts=experts).compute[0] for c in memory)
         shares.append(slow - fast)
     assert shares[0] > 2 * shares[1]
+
+
+def test_clamps_between_experts_products_are_streamed() -> None:
+    """Both halves of the first product's output are read and written twice, by bytes of the routed tokens."""
+    model = model_preset("gpt-oss-120b")
+    layer = model.layer_at(0)
+    assert isinstance(layer.mlp, Moe) and layer.mlp.clamped
+    plain = replace(layer, mlp=replace(layer.mlp, clamped=False))
+    for experts, times in (("loop", 1.0), ("fused", 0.0)):
+        c = Candidates.of([Strategy(dp=8, ep=8, experts=experts)])  # type: ignore[arg-type]
+        moved = [layer_work(one, model, 4096, c).forward.stream_bytes.sum() for one in (layer, plain)]
+        assert moved[0] - moved[1] == pytest.approx(times * 2 * 2 * (2 + 2) * 4096 * 4 * 2880)
 
 
 @pytest.mark.parametrize(

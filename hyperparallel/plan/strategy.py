@@ -18,7 +18,7 @@ from hyperparallel.cluster.placement import FILLS, Fill
 from hyperparallel.errors import UserError, nearest
 
 Array = npt.NDArray[Any]
-RECOMPUTE = ("none", "selective", "alternate", "full")
+RECOMPUTE = ("none", "selective", "alternate", "full", "light")
 SCHEDULES = ("1f1b", "gpipe", "zb-h1")
 ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp", "tp-pp-cp-dp", "cp-tp-dp-pp", "cp-tp-pp-dp")
 """Of the axes over the devices, innermost first. Gradients are reduced over cp and dp together, so cp, which
@@ -32,7 +32,8 @@ DISPATCHERS = ("exchange", "once")
 REDUCE = ("float32", "bfloat16")
 PARTS = ("norms", "activations", "latent", "experts")
 """Of a layer, that may be computed again by themselves: its norms; the activation functions between products;
-products from a latent vector to queries, keys and values; the whole mixture of experts with its messages."""
+products from a latent vector to queries, keys and values; the whole mixture of experts with its messages. All
+but the last are "light" recomputation."""
 
 
 
@@ -44,23 +45,24 @@ class Strategy:
     virtual: model chunks on each pipeline rank. microbatch: samples that one data-parallel rank works on at
     once. zero: 0 keeps all states whole, 1 cuts optimizer states over dp * cp, 2 gradients too, 3 parameters
     too. sp: norms and residuals are cut over tp along the sequence. recompute: what is computed again in the
-    backward ("selective": the attention core, "alternate": every other weight product). schedule: of the
-    pipeline. dtype: of the matrix products; the parameters' own copy is 16-bit and the optimizer's 32-bit.
-    reduce: in which gradients are summed over the data axis ("bfloat16": in the parameters' 16 bits).
-    offload: the share of optimizer states kept in host memory. flash: fused kernels, so that attention keeps
-    no scores. overlap: gradients and parameters of the data axis travel while other layers compute, and
-    tensor-parallel messages beside matrix products. graph: kernels are started from a recorded program, not
-    one by one from Python. attention: whose fused kernel computes it: an open one, the device vendor's, or
-    that in 8 bits. experts: their products are a kernel for each expert, started by the host once it knows
-    how many tokens each got; or fused over experts, with activation and number format, and recorded.
-    dispatcher: tokens are sorted, sent to every expert, and sorted again; or one kernel sends each to a rank
-    once and lays it out there (DeepEP, HybridEP). overlap_experts: tokens travel to experts beside the
-    compute of another microbatch. order: of the axes over the devices, innermost first; fill: how they share
-    the dimensions of a mesh or torus. fused_loss: the cross entropy reads its logits once and overwrites them
-    with their gradient. parts: of `PARTS`, what is computed again besides `recompute` (Megatron-Core's
-    selective recomputation by module). reentrant: full recomputation runs the whole forward again, as
-    Megatron-LM's checkpoints do; else it ends with the last value that the backward reads, before the layer's
-    last product (torch's non-reentrant checkpoints, compiled programs).
+    backward ("light": norms, activation functions and products from latent vectors, which cost little;
+    "selective": the attention core; "alternate": every other weight product). schedule: of the pipeline.
+    dtype: of the matrix products; the parameters' own copy is 16-bit and the optimizer's 32-bit. reduce: in
+    which gradients are summed over the data axis ("bfloat16": in the parameters' 16 bits). offload: the share
+    of optimizer states kept in host memory. flash: fused kernels, so that attention keeps no scores. overlap:
+    gradients and parameters of the data axis travel while other layers compute, and tensor-parallel messages
+    beside matrix products. graph: kernels are started from a recorded program, not one by one from Python.
+    attention: whose fused kernel computes it: an open one, the device vendor's, or that in 8 bits. experts:
+    their products are a kernel for each expert, started by the host once it knows how many tokens each got;
+    or fused over experts, with activation and number format, and recorded. dispatcher: tokens are sorted,
+    sent to every expert, and sorted again; or one kernel sends each to a rank once and lays it out there
+    (DeepEP, HybridEP). overlap_experts: tokens travel to experts beside the compute of another microbatch.
+    order: of the axes over the devices, innermost first; fill: how they share the dimensions of a mesh or
+    torus. fused_loss: the cross entropy reads its logits once and overwrites them with their gradient. parts:
+    of `PARTS`, what is computed again besides `recompute` (Megatron-Core's selective recomputation by
+    module). reentrant: full recomputation runs the whole forward again, as Megatron-LM's checkpoints do; else
+    it ends with the last value that the backward reads, before the layer's last product (torch's
+    non-reentrant checkpoints, compiled programs).
 
     >>> Strategy(tp=2, dp=4).devices
     8
@@ -76,7 +78,7 @@ class Strategy:
     microbatch: int = 1
     zero: int = 1
     sp: bool = False
-    recompute: Literal["none", "selective", "alternate", "full"] = "none"
+    recompute: Literal["none", "selective", "alternate", "full", "light"] = "none"
     schedule: Literal["1f1b", "gpipe", "zb-h1"] = "1f1b"
     dtype: str = "bf16"
     reduce: Literal["float32", "bfloat16"] = "float32"
@@ -220,8 +222,11 @@ class Candidates:
         return Candidates(**{f.name: getattr(self, f.name)[chosen] for f in fields(Strategy)})
 
     def computes_again(self, part: str) -> Array:
-        """1 where that one of `PARTS` is computed again."""
-        return np.asarray(self.parts, int) >> PARTS.index(part) & 1
+        """1 where that one of `PARTS` is computed again by itself."""
+        alone = np.asarray(self.parts, int) >> PARTS.index(part) & 1
+        if part != "experts":
+            alone = alone | (self.recompute == RECOMPUTE.index("light"))
+        return np.where(self.recompute == RECOMPUTE.index("full"), 0, alone)
 
     @property
     def devices(self) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 
 from hyperparallel.plan.cost.sizes import Sizes, groups
 from hyperparallel.plan.cost.work import Message, Product, Value, Work
-from hyperparallel.workload.mlp import Moe
+from hyperparallel.workload.mlp import Mlp, Moe
 
 EXPERT_BIAS = 28.0
 """Moved for one element of the experts' output where it has a bias: product with the probability in 32 bits
@@ -27,11 +27,11 @@ def between_bytes(moe: Moe) -> float:
     return pointwise_bytes(moe.gated) + (CLAMP_BYTES if moe.clamped else 0.0)
 
 
-def activation(width: int, gated: bool, share: Value, work: Work, at: Sizes) -> Value:
-    """The pointwise function between the two products of a feed-forward layer."""
-    elements = at.tokens * share * width / at.tp
-    work.stream(pointwise_bytes(gated) * elements)
-    return elements * (4.0 if gated else 2.0)
+def activation(mlp: Mlp, work: Work, at: Sizes) -> tuple[Value, Value]:
+    """The pointwise function between the two products of a dense part: elements, and bytes that are saved."""
+    elements = at.tokens * mlp.width / at.tp
+    work.stream(pointwise_bytes(mlp.gated) * elements)
+    return elements, elements * (4.0 if mlp.gated else 2.0)
 
 
 def experts(moe: Moe, work: Work, at: Sizes) -> tuple[Value, Value]:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hyperparallel.plan.cost.feedforward import activation, between_bytes, experts
+from hyperparallel.plan.cost.feedforward import activation, between_bytes, experts, pointwise_bytes
 from hyperparallel.plan.cost.sizes import SENT_BYTES, Sizes, held, products
 from hyperparallel.plan.cost.work import LayerWork, Message, Product, Value, Work
 from hyperparallel.plan.strategy import PARTS, RECOMPUTE, Candidates
@@ -95,7 +95,10 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
             place = end if part is parts[-1] else forward
             saved = saved + products(dense[:-1], forward, at) + products(dense[-1:], place, at)
             if isinstance(part, Mlp):
-                saved = saved + activation(part.width, part.gated, 1.0, forward, at)
+                activated, kept = activation(part, forward, at)
+                pieces["activations"].stream(pointwise_bytes(part.gated) * activated)
+                given["activations"] = at.kept_bytes * activated
+                saved = saved + kept
             else:
                 given["latent"] = given["latent"] + _latent(dense, pieces["latent"], at)
                 kept, scores = _core(part, core if isinstance(part, Attention) else scan, at)
@@ -123,7 +126,7 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
     saved = saved - dropped
     saved = np.where(c.recompute == ALTERNATE, np.minimum(alternate, saved), saved)
     saved = np.where(c.recompute == FULL, 2.0 * at.tokens * at.hidden / shared, saved)
-    saved = saved + np.where((c.recompute == 0) | (c.recompute == ALTERNATE), core_saved, 0.0)
+    saved = saved + np.where((c.recompute == SELECTIVE) | (c.recompute == FULL), 0.0, core_saved)
     forward = _joined(forward, end)
     backward = _backward(forward, at)
     return LayerWork(
@@ -142,7 +145,7 @@ def _alone(pieces: dict[str, Work], given: dict[str, Value], c: Candidates) -> t
     works: list[Work] = []
     dropped: Value = 0.0
     for part in PARTS:
-        chosen = c.computes_again(part) * (c.recompute != FULL)
+        chosen = c.computes_again(part)
         if part == "activations":  # inside the experts where those are
             chosen = chosen * (1 - c.computes_again("experts"))
         if chosen.any():

@@ -2,8 +2,8 @@
 
 The head makes the last stage longer, encoders the first, and leading dense layers differ from experts, so
 equal parts are not equal times; and if "all kept" does not fit, "all recomputed" does too much. With
-n[s, r, a] layers of run r (equal layers in a row) in stage s under action a (keep, recompute half or all,
-offload what is saved), t[r, a] seconds of a layer and microbatch and b[a] saved bytes,
+n[s, r, a] layers of run r (equal layers in a row) in stage s under action a (keep, recompute what
+is light, half or all, offload what is saved), t[r, a] seconds of a layer and microbatch and b[a] saved bytes,
 
     minimise   m T + cold / (p v) * sum n t                     (the closed form of `cost/price.py`)
     subject to T >= sum of n t over the stages of each rank, its head or encoders included, and v times that

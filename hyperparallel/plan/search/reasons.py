@@ -20,6 +20,7 @@ from hyperparallel.plan.search.places import moved_axis, place, placements
 from hyperparallel.plan.search.pricing import TIME_PARTS, Prediction, predict
 from hyperparallel.plan.search.space import (
     EVERYTHING,
+    RECOMPUTED,
     Limits,
     Skeleton,
     cuts,
@@ -114,7 +115,7 @@ def neighbours(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
         ("microbatch", (2 * s.microbatch, s.microbatch // 2)),
         ("zero", (1, 2, 3)),
         ("sp", (not s.sp,)),
-        ("recompute", ("none", "alternate", "full")),
+        ("recompute", RECOMPUTED),
         ("offload", (0.0, 1.0)),
     ):
         for option in options:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 MOST_TP, MOST_CP = 64, 64
 LEAST_TOKENS, MOST_TOKENS = 1024, 32768
 CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
-RECOMPUTED = ("none", "alternate", "full")
+RECOMPUTED = ("none", "light", "alternate", "full")
 
 
 class Skeleton(NamedTuple):

@@ -13,9 +13,9 @@ from math import ceil
 from hyperparallel.plan.search.job import Job
 from hyperparallel.plan.strategy import Strategy
 
-ACTIONS = ("none", "alternate", "full", "offload")
-"""What is done with a layer's saved activations: kept, half or all recomputed, or moved to host memory until
-the backward."""
+ACTIONS = ("none", "light", "alternate", "full", "offload")
+"""What is done with a layer's saved activations: kept; what costs little, half or all recomputed; or moved to
+host memory until the backward."""
 
 
 @dataclass(frozen=True)

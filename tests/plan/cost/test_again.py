@@ -15,6 +15,7 @@ from hyperparallel.plan.cost.layer import layer_work
 from hyperparallel.plan.cost.memory import memory_of
 from hyperparallel.plan.cost.price import step_seconds
 from hyperparallel.plan.cost.work import LayerWork, Work
+from hyperparallel.plan.search.space import RECOMPUTED
 from hyperparallel.plan.strategy import PARTS, Candidates, Strategy
 from hyperparallel.workload.presets import gpt, model_preset
 
@@ -98,6 +99,33 @@ def test_a_part_costs_what_it_is_and_saves_what_it_gives(part: str) -> None:
     assert saved == pytest.approx(expected[1]) if expected[1] else saved > 0
     messages = sum(number(m.times) for m in again.again.messages)
     assert (messages > 0) == (part == "experts")  # tokens travel again
+
+
+@pytest.mark.parametrize("name", ["llama3.1-70b", "deepseek-v3", "gpt3-175b"])
+def test_light_recomputation_is_all_parts_but_whole_mixtures(name: str) -> None:
+    light, parts = (layer(name, **one) for one in ({"recompute": "light"}, {"parts": PARTS[:3]}))
+    assert flops(light.again) == flops(parts.again)
+    assert number(light.again.stream_bytes) == number(parts.again.stream_bytes) > 0
+    assert number(light.saved_bytes) == number(parts.saved_bytes)
+
+
+def test_light_recomputation_keeps_a_dense_layer_without_norms_and_activations() -> None:
+    """Llama: of the inputs of products two come from norms, one from the activation function."""
+    model = model_preset("llama3.1-8b")
+    kept, light = (number(layer("llama3.1-8b", recompute=r).saved_bytes) for r in ("none", "light"))
+    assert kept - light == pytest.approx(2 * SEQ * (2 * model.hidden + 14336))
+    assert flops(layer("llama3.1-8b", recompute="light").again) == 0
+
+
+def test_more_recomputation_is_slower_and_keeps_less() -> None:
+    """The order in which the search takes them: `levels` relies on it."""
+    for name in ("llama3.1-70b", "qwen3-30b-a3b", "deepseek-v3", "nemotron-3-nano"):
+        model, cluster = model_preset(name), preset("h100", 64)
+        many = Candidates.of([Strategy(dp=64, ep=8 if model.kinds[-1][0].mlp else 1, recompute=r)  # type: ignore[arg-type]
+                              for r in RECOMPUTED])  # fmt: skip
+        rows = rows_of(model, cluster, SEQ, 256.0, many)
+        seconds, kept = step_seconds(rows, Constants()).seconds, memory_of(rows).activations
+        assert np.all(np.diff(seconds) > 0) and np.all(np.diff(kept) < 0)
 
 
 def test_activations_of_experts_are_not_computed_a_third_time() -> None:

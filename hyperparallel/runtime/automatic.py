@@ -72,17 +72,19 @@ def candidates(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    grad_outputs: Sequence[str] | None = None,
     rates: Rates | None = None,
+    **how: Any,
 ) -> list[Candidate]:
-    """Every mesh derived, cheapest first; those that do not fit the model or batch are left out."""
+    """Every mesh derived, cheapest first; those that do not fit the model or batch are left out.
+
+    how: what else `build` is told; left out, all results end whole.
+    """
+    how = how or {"whole_outputs": True}
     found: list[Candidate] = []
     refused: Exception | None = None
     for plan in meshes(ranks):
         try:
-            built = build(
-                model, plan, args, kwargs, grad_outputs=grad_outputs, whole_outputs=True, rates=rates
-            )
+            built = build(model, plan, args, kwargs, rates=rates, **how)
         except (PlanError, LayoutError) as error:
             refused = error
             continue
@@ -116,21 +118,21 @@ def automatic_plan(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    grad_outputs: Sequence[str] | None = None,
     memory_bytes: float | None = None,
     rates: Rates | None = None,
+    **how: Any,
 ) -> Plan:
     """The cheapest plan for this job's ranks that fits; every rank calls this and gets the same.
 
-    memory_bytes: of one rank; by default `USABLE` of the GPU's, and no bound without one. Raises
-    `PlanError` where no mesh fits, with what the smallest needs.
+    memory_bytes: of one rank; by default `USABLE` of the GPU's, and no bound without one. how: see
+    `candidates`. Raises `PlanError` where no mesh fits, with what the smallest needs.
     """
     joined = dist.is_available() and dist.is_initialized()
     ranks = dist.get_world_size() if joined else 1
     answer: list[Any] = [None]
     if not joined or dist.get_rank() == 0:
         try:
-            found = candidates(model, ranks, args, kwargs, grad_outputs=grad_outputs, rates=rates)
+            found = candidates(model, ranks, args, kwargs, rates=rates, **how)
             answer = [cheapest(found, memory_bytes or _memory()).to_yaml()]
         except Exception as error:
             answer = [error]

@@ -60,7 +60,7 @@ def parallelize(
     args, kwargs = call_of(example_batch)
     if plan == "auto":
         check_arguments(model, Plan(Mesh((1,), ("dp",))))
-        plan = automatic_plan(model, args, kwargs, grad_outputs=grad_outputs)
+        plan = automatic_plan(model, args, kwargs, grad_outputs=grad_outputs, whole_outputs=True)
     check_arguments(model, plan)
     assert isinstance(plan, Plan)
     state = ParallelState(here or Here.in_job(plan.mesh), compile, grad_outputs)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,10 @@ from hyperparallel.errors import PlanError
 from hyperparallel.graph.batch import flatten
 from hyperparallel.graph.pipeline import build
 from hyperparallel.graph.precision import without_autocast
+from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
 from hyperparallel.runtime import collectives
+from hyperparallel.runtime.automatic import automatic_plan
 from hyperparallel.runtime.batches import call_of, signature
 from hyperparallel.runtime.parallel import ParallelState, check_arguments, place, plain_twin
 from hyperparallel.runtime.program import JointProgram
@@ -52,6 +54,7 @@ class StepResult:
 class TrainStep:
     """A training step of `model` under `plan`; every rank of the job makes one and calls it alike.
 
+    plan: "auto" takes the cheapest mesh of the job's ranks that fits their memory (`automatic.py`).
     optimizer: makes a torch optimizer from (name, local parameter) pairs, for instance
         `lambda named: torch.optim.AdamW(named, lr=1e-3)`.
     example_batch: the global batch of one step (see `parallelize`). accumulate: micro-batches per step.
@@ -66,7 +69,7 @@ class TrainStep:
         self,
         model: nn.Module,
         optimizer: MakeOptimizer,
-        plan: Plan,
+        plan: Plan | Literal["auto"],
         example_batch: Any,
         *,
         accumulate: int = 1,
@@ -76,13 +79,19 @@ class TrainStep:
         compile: bool = False,
         here: Here | None = None,
     ) -> None:
-        check_arguments(model, plan)
+        if plan != "auto":
+            check_arguments(model, plan)
         if accumulate < 1:
             raise PlanError("accumulate", accumulate, "1 or more micro-batches")
         if clip is not None and not clip > 0:
             raise PlanError("clip", clip, "a norm above 0, or None")
         if reduction not in (None, "mean", "sum"):
             raise PlanError("reduction", reduction, "mean, sum, or None: read it off the program")
+        if plan == "auto":
+            check_arguments(model, Plan(Mesh((1,), ("dp",))))
+            args, kwargs = call_of(split_batch(example_batch, accumulate)[0])
+            plan = automatic_plan(model, args, kwargs, loss=loss, micro_batches=accumulate)
+        assert isinstance(plan, Plan)
         self.shifted = _shifts_labels(model)
         self.loss, self.accumulate, self.clip, self.compile = loss, accumulate, clip, compile
         self.compute = plan.compute

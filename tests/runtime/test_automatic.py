@@ -13,8 +13,9 @@ from hyperparallel.errors import PlanError, UserError
 from hyperparallel.graph.pipeline import build
 from hyperparallel.runtime.automatic import candidates, cheapest, meshes
 from hyperparallel.runtime.parallel import parallelize
+from hyperparallel.runtime.step import TrainStep
 from tests.runtime import small
-from tests.runtime.dense import assert_same_step, on_ranks
+from tests.runtime.dense import assert_close, assert_same_step, on_ranks
 from tests.runtime.small import made, numbers
 
 pytestmark = pytest.mark.timeout(120)
@@ -90,11 +91,41 @@ def test_four_ranks_agree_and_do_what_one_does() -> None:
 
 
 @pytest.mark.procs
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_whole_step_takes_the_cheapest_mesh_too(accumulate: int) -> None:
+    """Against the same steps by one device, with accumulation and clipping."""
+
+    def sgd(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(named, lr=0.1)
+
+    def check() -> Any:
+        plain = made(small.Rows)
+        one = sgd(list(plain.named_parameters()))
+        step = TrainStep(made(small.Rows), sgd, "auto", numbers(8, 4), accumulate=accumulate, clip=0.5)
+        for _ in range(2):
+            result, loss = step(numbers(8, 4)), plain(numbers(8, 4))
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+            one.step()
+            one.zero_grad()
+            assert result.loss == pytest.approx(loss.item())
+            assert result.grad_norm == pytest.approx(norm.item())
+        for name, value in plain.named_parameters():
+            assert_close(step.model.get_parameter(name), value)
+        return step.state.plan.to_yaml()
+
+    plans = on_ranks(4, check)
+    assert len(set(plans)) == 1
+
+
+@pytest.mark.procs
 def test_mistakes_reach_every_rank() -> None:
     def check() -> None:
         with pytest.raises(UserError, match=r'a Plan or "auto"'):
             parallelize(made(small.Rows), "automatic", numbers(8, 4))  # type: ignore[arg-type]
         with pytest.raises(UserError, match=r"torch.nn.Module"):
             parallelize(len, "auto", numbers(8, 4))  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r'a Plan or "auto"'):
+            TrainStep(made(small.Rows), torch.optim.SGD, "automatic", numbers(8, 4))  # type: ignore[arg-type]
 
     on_ranks(2, check)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hyperparallel.plan.search.sweep import Point
 
 Values = Annotated[str | None, typer.Option(help="One value or several with commas between.")]
+EXAMPLES = {"--devices": "8,16,32", "--seq": "4096,8192", "--global-batch": "512,1024"}
 
 
 def sweep(
@@ -41,8 +42,8 @@ def sweep(
     if known is None:
         raise UserError("--objective", objective, "time or memory")
     values: dict[str, list[Any]] = {
-        "model": words_of(model),
-        "cluster": words_of(cluster),
+        "model": words_of("MODEL", model),
+        "cluster": words_of("--cluster", cluster),
         "devices": numbers_of("--devices", devices),
         "seq": numbers_of("--seq", seq),
         "global_batch": numbers_of("--global-batch", global_batch),
@@ -59,16 +60,21 @@ def sweep(
             typer.echo(f"saved {path}")
 
 
-def words_of(text: str) -> list[str]:
+def words_of(option: str, text: str) -> list[str]:
     """
-    >>> words_of("a100, h100")
+    >>> words_of("--cluster", "a100, h100")
     ['a100', 'h100']
     """
-    return [word.strip() for word in text.split(",") if word.strip()]
+    from hyperparallel.errors import UserError
+
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise UserError(option, text, "one name or several with commas between")
+    return list(dict.fromkeys(words))
 
 
 def numbers_of(option: str, text: str | None) -> list[Any]:
-    """Whole numbers with commas between; [None] where nothing is given.
+    """Whole numbers of 1 or more with commas between; [None] where nothing is given.
 
     >>> numbers_of("--seq", "4096,8192")
     [4096, 8192]
@@ -77,10 +83,11 @@ def numbers_of(option: str, text: str | None) -> list[Any]:
 
     if text is None:
         return [None]
-    words = words_of(text)
-    if not words or not all(word.isdecimal() for word in words):
-        raise UserError(option, text, "whole numbers with commas between", f"{option} 8,16,32")
-    return [int(word) for word in words]
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) >= 1 for word in words):
+        allowed = "1 or more, or several such numbers with commas between"
+        raise UserError(option, text, allowed, f"{option} {EXAMPLES[option]}")
+    return list(dict.fromkeys(int(word) for word in words))
 
 
 def print_points(points: Sequence[Point]) -> None:

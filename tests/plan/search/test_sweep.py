@@ -7,6 +7,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +18,10 @@ from hyperparallel.plan.search.sweep import COLUMNS, page, sweep, to_csv, to_jso
 from tests.plan.search.sample import job, tight
 
 pytestmark = pytest.mark.pure
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["sweep", *words])
 
 
 def test_every_point_is_the_best_of_its_job() -> None:
@@ -56,5 +61,27 @@ def test_command_line(tmp_path: Path) -> None:
     assert len(json.loads(files[2].read_text())) == 4
     assert len(files[1].read_text().splitlines()) == 5
     assert files[0].read_text().count("<polyline") == 8
-    wrong = CliRunner().invoke(app, ["sweep", "qwen3-0.6b", "--cluster", "h100", "--devices", "8;16"])
-    assert wrong.exit_code == 2 and "--devices 8,16,32" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "instead"),
+    [
+        ("--devices", "8;16", "--devices 8,16,32"),
+        ("--devices", "0", "--devices 8,16,32"),
+        ("--seq", "0,-1", "--seq 4096,8192"),
+        ("--seq", "0", "--seq 4096,8192"),
+        ("--seq", "4096,,8192", "--seq 4096,8192"),
+        ("--global-batch", "0", "--global-batch 512,1024"),
+        ("--global-batch", "512,-4", "--global-batch 512,1024"),
+    ],
+)
+def test_numbers_below_one_are_refused(option: str, text: str, instead: str) -> None:
+    wrong = run("qwen3-0.6b", "--cluster", "h100", option, text)
+    assert wrong.exit_code == 2
+    assert f"{option}: got {text!r}; allowed: 1 or more" in wrong.stderr
+    assert f"write {instead} instead" in wrong.stderr
+
+
+def test_no_names_are_refused() -> None:
+    assert "MODEL: got ','" in run(",", "--cluster", "h100").stderr
+    assert "--cluster: got ''" in run("qwen3-0.6b", "--cluster", "").stderr

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from hyperparallel.plan.search.find import Objective
+    from hyperparallel.plan.search.space import Limits
     from hyperparallel.plan.search.sweep import Point
 
 Values = Annotated[str | None, typer.Option(help="One value or several with commas between.")]
@@ -21,7 +23,7 @@ def sweep(
     devices: Values = None,
     seq: Values = None,
     global_batch: Values = None,
-    objective: Annotated[str, typer.Option(help="time or memory.")] = "time",
+    objective: Annotated[str, typer.Option(help="time, memory, or cost (device seconds a step).")] = "time",
     dtype: Annotated[str, typer.Option(help="Format of the matrix products.")] = "bf16",
     runnable: Annotated[bool, typer.Option("--runnable", help="Only what the executor runs today.")] = False,
     fix: Annotated[str | None, typer.Option(help="Fields of the strategy: tp=8,zero=1.")] = None,
@@ -29,18 +31,17 @@ def sweep(
     csv: Annotated[Path | None, typer.Option(help="Write the rows.")] = None,
     as_json: Annotated[Path | None, typer.Option("--json", help="Write the rows as JSON.")] = None,
 ) -> None:
-    """Plan every combination of the given values and show how the best plan changes."""
-    from hyperparallel.cli.planning import Wanted, job_of, read_fixed
+    """Plan every combination of the given values as `plan` does, and show how the best plan changes."""
+    from hyperparallel.cli.planning import read_fixed
     from hyperparallel.cli.request import write_text
     from hyperparallel.errors import UserError
     from hyperparallel.plan.search.find import OBJECTIVES
     from hyperparallel.plan.search.space import Limits
-    from hyperparallel.plan.search.sweep import combinations, page, to_csv, to_json
-    from hyperparallel.plan.search.sweep import sweep as swept
+    from hyperparallel.plan.search.sweep import page, to_csv, to_json
 
-    known = next((one for one in OBJECTIVES if one == objective and one != "cost"), None)
+    known = next((one for one in OBJECTIVES if one == objective), None)
     if known is None:
-        raise UserError("--objective", objective, "time or memory")
+        raise UserError("--objective", objective, ", ".join(OBJECTIVES))
     values: dict[str, list[Any]] = {
         "model": words_of("MODEL", model),
         "cluster": words_of("--cluster", cluster),
@@ -48,9 +49,11 @@ def sweep(
         "seq": numbers_of("--seq", seq),
         "global_batch": numbers_of("--global-batch", global_batch),
     }
-    jobs = [job_of(Wanted(**one, dtype=dtype)) for one in combinations(values)]
-    points = swept(jobs, known, Limits(runnable, read_fixed(fix)))
+    points = points_of(values, dtype, known, Limits(runnable, read_fixed(fix)))
     print_points(points)
+    first = points[0].error
+    if first is not None and not any(point.planning for point in points):
+        raise first
     title = f"{model} on {cluster}"
     written = ((html, "--html", page(points, title)), (csv, "--csv", to_csv(points)),
                (as_json, "--json", to_json(points)))  # fmt: skip
@@ -58,6 +61,33 @@ def sweep(
         if path is not None:
             write_text(path, text, option)
             typer.echo(f"saved {path}")
+
+
+def points_of(
+    values: Mapping[str, Sequence[Any]], dtype: str, objective: Objective, limits: Limits
+) -> list[Point]:
+    """A point for every combination; a machine that can't have so many devices only costs its own points.
+
+    Raises `UserError` for a model or machine that is not known at all.
+    """
+    from hyperparallel.cli.planning import Wanted, job_of
+    from hyperparallel.cluster.cluster import Cluster
+    from hyperparallel.errors import ClusterError, PlanError
+    from hyperparallel.plan.search.sweep import combinations, impossible, point_of
+    from hyperparallel.workload.presets import load_model
+
+    names = {"model": {word: load_model(word).name for word in values["model"]}}
+    names["cluster"] = {word: Cluster.load(word).name for word in values["cluster"]}
+    points = []
+    for one in combinations(values):
+        try:
+            job = job_of(Wanted(**one, dtype=dtype))
+        except (ClusterError, PlanError) as error:
+            own = {what: known[one[what]] for what, known in names.items()}
+            points.append(impossible({**one, **own}, error))
+            continue
+        points.append(point_of(job, objective, limits))
+    return points
 
 
 def words_of(option: str, text: str) -> list[str]:
@@ -91,29 +121,24 @@ def numbers_of(option: str, text: str | None) -> list[Any]:
 
 
 def print_points(points: Sequence[Point]) -> None:
-    """Print a row for each point."""
+    """Print a row for each point, and below them what the rows refer to."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from hyperparallel.plan.words import bytes_words, seconds_words
+    from hyperparallel.plan.search.sweep import NUMBERS, TITLES, captions, noted, rows
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=1000)
     table = Table(box=box.SIMPLE_HEAD)
-    numbers = ("devices", "seq", "batch", "step", "tokens/s/device", "MFU", "memory")
-    for name in ("model", "cluster", *numbers, "plan"):
-        table.add_column(name, justify="right" if name in numbers else "left")
-    for point in points:
-        row, p = point.record(), point.best
-        cells = [row["model"], row["cluster"]]
-        cells += [f"{row[name]:,}" for name in ("devices", "seq", "global_batch")]
-        if p is None:
-            cells += ["", "", "", "", point.missing]
-        else:
-            cells += [seconds_words(p.seconds), f"{row['tokens_s_device']:,.0f}", f"{row['mfu']:.1%}",
-                      bytes_words(p.peak_bytes), row["plan"]]  # fmt: skip
-        table.add_row(*(Text(cell) for cell in cells))
+    for name in TITLES:
+        table.add_column(name, justify="right" if name in NUMBERS else "left")
+    for row in rows(points):
+        table.add_row(*(Text(cell) for cell in row))
     console.print(table)
+    for number, note in enumerate(noted(points), 1):
+        console.print(Text(f"note {number} {note}"))
+    for text in captions(points):
+        console.print(Text(text))

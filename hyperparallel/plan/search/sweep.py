@@ -1,7 +1,9 @@
 """How the best plan changes with the machine, its size, the sequence, the batch or the model.
 
-Every point is a job planned in closed form on its own. What varies most along the axis of the plot is the
-first numeric thing with several values; everything else that varies makes a line of its own.
+Every point is a job planned on its own as `plan_job` does it: searched in closed form, the best simulated,
+their stages refined; its numbers are those of the first row of `hyperparallel plan`. What varies most along
+the axis of the plot is the first numeric thing with several values; everything else that varies makes a line
+of its own. A point without a plan stays as a row that says why.
 """
 
 from __future__ import annotations
@@ -16,42 +18,67 @@ from html import escape
 from itertools import product
 from typing import Any
 
-from hyperparallel.errors import ClusterError, PlanError
+from hyperparallel.errors import UserError
 from hyperparallel.plan.cost.constants import Constants
-from hyperparallel.plan.search.find import Objective, find
+from hyperparallel.plan.search.advice import smallest
+from hyperparallel.plan.search.find import Objective
 from hyperparallel.plan.search.job import Job
-from hyperparallel.plan.search.pricing import Prediction
-from hyperparallel.plan.search.space import EVERYTHING, Limits
+from hyperparallel.plan.search.planner import Planning, plan_job
+from hyperparallel.plan.search.report import FLOPS_WORDS, tokens_s_device
+from hyperparallel.plan.search.space import EVERYTHING, Limits, levels
+from hyperparallel.plan.words import bytes_words, count_words, seconds_words
 
 NUMERIC = ("devices", "seq", "global_batch")
+ASKED = ("model", "cluster", *NUMERIC)
 COLUMNS = (
-    *("model", "cluster", "devices", "seq", "global_batch", "plan", "step_seconds", "tokens_s_device"),
-    *("tokens_s", "mfu", "peak_bytes", "exposed_share", "bubble_share", "missing"),
+    *(*ASKED, "used_devices", "plan", "stages", "step_seconds", "closed_form_seconds", "tokens_s_device"),
+    *("tokens_s", "mfu", "peak_bytes", "exposed_share", "bubble_share", "missing", "notes"),
 )
+TITLES = (
+    *("model", "cluster", "devices", "seq", "batch", "step", "tokens/s/device", "MFU", "memory"),
+    *("plan", "notes"),
+)
+"""Columns of the table for people, in the terminal and on the page."""
+
+NUMBERS = TITLES[2:9]
+STEP_WORDS = "step: simulated and refined for each point, as in the first row of `hyperparallel plan`"
 COLOURS = ("#2f6fb7", "#d9822b", "#3a9a63", "#a35bc0", "#c8475d", "#2a9aa5", "#8a8f1f", "#7a7f87")
+DASHES = ("none", "7 3", "2 3", "7 3 2 3")
+"""One for each time that the colours were used up."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One job; best: its best plan, None where there is none; missing: then why, in a few words."""
+    """One choice of what was varied. asked: its values under `ASKED`, None where the default could not be
+    told. planning: what came out, None where nothing did; then error and, in a few words, missing say why."""
 
-    job: Job
-    best: Prediction | None
+    asked: Mapping[str, Any]
+    planning: Planning | None = None
+    error: UserError | None = None
     missing: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What `hyperparallel plan` notes about this plan."""
+        return self.planning.warnings if self.planning else ()
 
     def record(self) -> dict[str, Any]:
         """A row under `COLUMNS`; empty where there is no plan."""
-        job, p = self.job, self.best
         row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
-        row |= {"model": job.model.name, "cluster": job.cluster.name, "devices": job.devices}
-        row |= {"seq": job.seq, "global_batch": job.global_batch, "missing": self.missing}
-        if p is not None:
+        row |= {name: value for name, value in self.asked.items() if value is not None}
+        row |= {"missing": self.missing, "notes": list(self.notes)}
+        if self.planning is not None:
+            job, best = self.planning.job, self.planning.best
+            p, rate = best.prediction, tokens_s_device(self.planning, best)
             row |= {
+                "used_devices": job.devices,
                 "plan": p.strategy.words(),
-                "step_seconds": p.seconds,
-                "tokens_s_device": job.tokens / p.seconds / job.devices,
-                "tokens_s": job.tokens / p.seconds,
-                "mfu": job.mfu(p.seconds),
+                "stages": best.split.words() if best.split else "",
+                "step_seconds": best.seconds,
+                "closed_form_seconds": p.seconds,
+                "tokens_s_device": rate,
+                "tokens_s": rate * job.devices,
+                "mfu": job.mfu(best.seconds),
                 "peak_bytes": p.peak_bytes,
                 "exposed_share": p.exposed_share,
                 "bubble_share": max(p.bubble_share, 0.0),
@@ -66,14 +93,52 @@ def sweep(
     constants: Constants | None = None,
 ) -> list[Point]:
     """The best plan of every job."""
-    points = []
-    for job in jobs:
-        try:
-            best = find(job, objective, limits, constants, keep=1).best
-            points.append(Point(job, best[0] if best else None, "" if best else "does not fit"))
-        except (PlanError, ClusterError):
-            points.append(Point(job, None, "no sizes that divide"))
-    return points
+    return [point_of(job, objective, limits, constants) for job in jobs]
+
+
+def point_of(
+    job: Job,
+    objective: Objective = "time",
+    limits: Limits = EVERYTHING,
+    constants: Constants | None = None,
+) -> Point:
+    """The best plan of one job, or why there is none."""
+    asked = {"model": job.model.name, "cluster": job.cluster.name, "devices": job.devices}
+    asked |= {"seq": job.seq, "global_batch": job.global_batch}
+    try:
+        return Point(asked, plan_job(job, objective, limits, constants, top=1))
+    except UserError as error:
+        over = shortfall(job, limits, constants or Constants())
+        why = "no sizes that divide" if over is None else f"does not fit{over}"
+        return Point(asked, None, error, f"{why}; {error.instead}" if error.instead else why)
+
+
+def shortfall(job: Job, limits: Limits, constants: Constants) -> str | None:
+    """By how much the strategy that comes nearest to fitting does not: ": 3.2 GB over"; None without any.
+
+    Of at most `advice.SAMPLED` sizes with all that saves memory; "" where they would fit, but for a choice
+    that was fixed.
+    """
+    capacity = job.cluster.capacity_bytes
+    room = job.cluster.tier("host").capacity_per_device_bytes if job.cluster.has_tier("host") else 0.0
+    found: list[tuple[float, str]] = []
+    for share in sorted({share for _, share in levels(job, limits)}):
+        kept = smallest(job, limits, share, constants)
+        if kept is None:
+            return None
+        device, host = max(kept.peak_bytes - capacity, 0.0), max(kept.host_bytes - room, 0.0)
+        said = [f"{bytes_words(device)} over"] if device else []
+        said += [f"{bytes_words(host)} over in host memory"] if host else []
+        found.append((device + host, f": {' and '.join(said)}" if said else ""))
+    return min(found, default=(0.0, ""))[1]
+
+
+def impossible(asked: Mapping[str, Any], error: UserError) -> Point:
+    """A point whose job could not even be stated: devices that the machine cannot have, an unknown dtype."""
+    if not isinstance(error.given, int):
+        return Point(asked, None, error, f"not in {error.given}")
+    would = f"; {error.instead} would do" if error.instead else ""
+    return Point(asked, None, error, f"not with {error.given:,} {error.field.removeprefix('--')}{would}")
 
 
 def combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -86,12 +151,40 @@ def combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]
         yield dict(zip(values, chosen, strict=True))
 
 
+def noted(points: Iterable[Point]) -> list[str]:
+    """Every note once, in the order of the points; rows refer to them by number, from 1."""
+    return list(dict.fromkeys(note for point in points for note in point.notes))
+
+
+def rows(points: Sequence[Point]) -> list[tuple[str, ...]]:
+    """One row of words for each point, under `TITLES`."""
+    notes = noted(points)
+    found = []
+    for point in points:
+        row = point.record()
+        asked = [_said(row[name]) for name in ASKED]
+        numbers, plan = ("", "", "", ""), point.missing
+        if point.planning is not None:
+            if row["used_devices"] != row["devices"]:
+                asked[2] = f"{row['used_devices']:,} of {asked[2]}"
+            step, rate = seconds_words(row["step_seconds"]), f"{row['tokens_s_device']:,.0f}"
+            numbers, plan = (step, rate, f"{row['mfu']:.1%}", bytes_words(row["peak_bytes"])), row["plan"]
+        found.append((*asked, *numbers, plan, ", ".join(str(notes.index(note) + 1) for note in point.notes)))
+    return found
+
+
+def captions(points: Sequence[Point]) -> list[str]:
+    """How the numbers of the table are meant."""
+    formats = dict.fromkeys(point.planning.job.dtype for point in points if point.planning)
+    return [STEP_WORDS, *(FLOPS_WORDS.format(dtype=dtype) for dtype in formats)] if formats else []
+
+
 def to_csv(points: Sequence[Point]) -> str:
-    """One row for each point, with a header."""
+    """One row for each point, with a header; notes with " | " between."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(point.record() for point in points)
+    writer.writerows({**point.record(), "notes": " | ".join(point.notes)} for point in points)
     return text.getvalue()
 
 
@@ -101,10 +194,47 @@ def to_json(points: Sequence[Point]) -> str:
 
 
 def varied(points: Sequence[Point]) -> list[str]:
-    """What has several values, what the plot's axis shows first."""
-    rows = [point.record() for point in points]
-    many = [name for name in COLUMNS[:5] if len({row[name] for row in rows}) > 1]
+    """What has several values, what the plot's axis shows first.
+
+    A sequence or batch that follows from the rest, as defaults do, is not counted.
+    """
+    records = [point.record() for point in points if point.planning is not None]
+    many = [name for name in ASKED if len({row[name] for row in records}) > 1]
+    for name in ("global_batch", "seq"):
+        others = [other for other in many if other != name]
+        places = {tuple(row[other] for other in others) for row in records}
+        if len(places) == len({(*(row[other] for other in others), row[name]) for row in records}):
+            many = others
     return sorted(many, key=lambda name: name not in NUMERIC)
+
+
+def series(points: Sequence[Point]) -> dict[str, list[dict[str, Any]]]:
+    """The records of the points with a plan, by the line of the plot that they lie on."""
+    names = varied(points)[1:]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for point in points:
+        if point.planning is not None:
+            row = point.record()
+            key = ", ".join(f"{_name(n)} {row[n]:,}" if n in NUMERIC else str(row[n]) for n in names)
+            found.setdefault(key or row["model"], []).append(row)
+    return found
+
+
+STYLE = """
+body{margin:0 auto;max-width:1240px;padding:24px 20px 60px;font:14px/1.5 system-ui,sans-serif;
+background:#fbfbfa;color:#1c1e21}*{box-sizing:border-box}
+h1{font-size:22px;margin:0 0 8px;overflow-wrap:anywhere}.faint{color:#666b73}
+table{border-collapse:collapse;background:#fff;font-size:13px;width:100%}
+td,th{border-bottom:1px solid #dcdee2;padding:4px 8px;text-align:left;vertical-align:top}
+th{font-weight:500;color:#666b73;white-space:nowrap}td.number,th.number{text-align:right;white-space:nowrap}
+td.name{white-space:nowrap}td.plan{min-width:210px}.scroll{overflow-x:auto;margin:20px 0 8px}
+.note{border-left:3px solid #e39312;padding:2px 10px;margin:4px 0}
+.legend{display:flex;flex-wrap:wrap;gap:4px 18px;margin:12px 0}
+.legend span{display:inline-flex;gap:6px;align-items:center}.legend svg{flex:none}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:14px}
+.plots svg{width:100%;height:auto;background:#fff;border:1px solid #dcdee2;border-radius:8px}
+text{font-family:system-ui,sans-serif;font-size:12px}
+"""
 
 
 def page(points: Sequence[Point], title: str) -> str:
@@ -113,47 +243,53 @@ def page(points: Sequence[Point], title: str) -> str:
         plot(points, "tokens_s", "tokens/s"),
         plot(points, "tokens_s_device", "tokens/s/device"),
         plot(points, "mfu", "MFU"),
-        plot(points, "peak_bytes", "peak bytes"),
+        plot(points, "peak_bytes", "memory a device"),
     ]
-    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in COLUMNS)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in point.record().values()) + "</tr>"
-        for point in points
-    )
-    style = (
-        "body{margin:0 auto;max-width:1240px;padding:24px 20px;font:14px/1.5 system-ui,sans-serif;"
-        "background:#fbfbfa;color:#1c1e21}table{border-collapse:collapse;background:#fff;font-size:13px}"
-        "td,th{border-bottom:1px solid #dcdee2;padding:4px 10px;text-align:left;white-space:nowrap}"
-        ".plots{display:flex;flex-wrap:wrap;gap:14px}.scroll{overflow-x:auto;margin-top:20px}"
-        "svg{background:#fff;border:1px solid #dcdee2;border-radius:8px}text{font:12px system-ui,sans-serif}"
+    head = "".join(_cells("th", TITLES))
+    body = "".join(f"<tr>{''.join(_cells('td', row))}</tr>" for row in rows(points))
+    below = "".join(f'<div class="faint">{escape(text)}</div>' for text in captions(points))
+    below += "".join(
+        f'<div class="note">{number} {escape(note)}</div>' for number, note in enumerate(noted(points), 1)
     )
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<title>{escape(title)}</title><style>{style}</style></head><body><h1>{escape(title)}</h1>"
-        f'<div class="plots">{"".join(plots)}</div><div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div></body></html>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><h1>{escape(title)}</h1>"
+        f'{legend(points)}<div class="plots">{"".join(plots)}</div>'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f"{below}</body></html>\n"
     )
 
 
-def plot(points: Sequence[Point], column: str, words: str, width: int = 590, height: int = 300) -> str:
+def _cells(tag: str, row: Sequence[str]) -> Iterator[str]:
+    for name, words in zip(TITLES, row, strict=True):
+        kind = "number" if name in NUMBERS else "plan" if name == "plan" else "name"
+        yield f'<{tag} class="{kind}">{escape(words)}</{tag}>'
+
+
+def legend(points: Sequence[Point]) -> str:
+    """The lines of all plots by name; "" for a single one."""
+    names = list(series(points))
+    items = "".join(
+        f'<span><svg width="30" height="12">{_mark(index, [(1.0, 6.0), (29.0, 6.0)], [(15.0, 6.0)])}</svg>'
+        f"{escape(name)}</span>"
+        for index, name in enumerate(names)
+    )
+    return f'<div class="legend">{items}</div>' if len(names) > 1 else ""
+
+
+def plot(points: Sequence[Point], column: str, words: str, width: int = 500, height: int = 270) -> str:
     """One number over what varies, as an SVG; points without a plan are left out."""
-    names = varied(points)
-    axis = names[0] if names else "devices"
-    lines: dict[str, list[tuple[Any, float]]] = {}
-    for point in points:
-        row = point.record()
-        key = ", ".join(str(row[name]) for name in names[1:]) or row["model"]
-        lines.setdefault(key, [])
-        if point.best is not None:
-            lines[key].append((row[axis], float(row[column])))
-    places = sorted({x for line in lines.values() for x, _ in line}, key=lambda x: (isinstance(x, str), x))
-    top = max((y for line in lines.values() for _, y in line), default=0.0) * 1.1 or 1.0
+    axis = next(iter(varied(points)), "devices")
+    lines = [[(row[axis], float(row[column])) for row in line] for line in series(points).values()]
+    places = sorted({x for line in lines for x, _ in line}, key=lambda x: (isinstance(x, str), x))
+    top = max((y for line in lines for _, y in line), default=0.0) * 1.1 or 1.0
     left, bottom, right = 66, height - 44, width - 14
 
     def x_of(value: Any) -> float:
-        if axis in NUMERIC and len(places) > 1 and places[0] > 0:
+        if axis in NUMERIC and len(places) > 1:
             share = math.log(value / places[0]) / math.log(places[-1] / places[0])
         else:
             share = (places.index(value) + 0.5) / max(len(places), 1)
@@ -162,34 +298,32 @@ def plot(points: Sequence[Point], column: str, words: str, width: int = 590, hei
     def y_of(value: float) -> float:
         return bottom - (bottom - 30) * value / top
 
-    parts = [f'<svg width="{width}" height="{height}" role="img" aria-label="{words} by {axis}">']
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{words} by {_name(axis)}">']
     parts.append(f'<text x="{left}" y="18" font-weight="600">{words}</text>')
     for i in range(5):
         value = top * i / 4
         at = y_of(value)
         parts.append(f'<line x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}" stroke="#e3e5e8"/>')
-        parts.append(
-            f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{_short(value, column)}</text>'
-        )
+        said = _short(value, column)
+        parts.append(f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{said}</text>')
     for value in _labels(places):
-        x = x_of(value)
-        parts.append(
-            f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{escape(_cell(value))}</text>'
-        )
-    for index, (key, line) in enumerate(lines.items()):
-        colour = COLOURS[index % len(COLOURS)]
-        corners = [(x_of(x), y_of(y)) for x, y in sorted(line, key=lambda item: places.index(item[0]))]
-        if axis in NUMERIC and len(corners) > 1:
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.4" fill="{colour}"/>' for x, y in corners]
-        if len(lines) > 1:
-            place = left + 180 + 130 * index
-            parts.append(f'<text x="{place}" y="18" fill="{colour}">{escape(key)}</text>')
-    parts.append(
-        f'<text x="{right}" y="{height - 8}" text-anchor="end" fill="#666">{axis.replace("_", " ")}</text>'
-    )
+        at, said = x_of(value), escape(_said(value))
+        parts.append(f'<text x="{at:.1f}" y="{bottom + 16}" text-anchor="middle">{said}</text>')
+    for index, line in enumerate(lines):
+        dots = [(x_of(x), y_of(y)) for x, y in sorted(line, key=lambda item: places.index(item[0]))]
+        parts.append(_mark(index, dots if axis in NUMERIC and len(dots) > 1 else [], dots))
+    said = _name(axis)
+    parts.append(f'<text x="{right}" y="{height - 8}" text-anchor="end" fill="#666">{said}</text>')
     return "".join(parts) + "</svg>"
+
+
+def _mark(index: int, corners: Sequence[tuple[float, float]], dots: Sequence[tuple[float, float]]) -> str:
+    """A line through the corners and the dots on it, as all plots and the legend draw this series."""
+    colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+    style = f'fill="none" stroke="{colour}" stroke-width="1.8" stroke-dasharray="{dash}"'
+    line = f'<polyline points="{path}" {style}/>' if corners else ""
+    return line + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.4" fill="{colour}"/>' for x, y in dots)
 
 
 def _labels(places: Sequence[Any]) -> Sequence[Any]:
@@ -198,16 +332,15 @@ def _labels(places: Sequence[Any]) -> Sequence[Any]:
     return places[::step]
 
 
+def _name(column: str) -> str:
+    return "batch" if column == "global_batch" else column
+
+
 def _short(value: float, column: str) -> str:
     if column == "mfu":
         return f"{value:.0%}"
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
+    return bytes_words(value) if column == "peak_bytes" else count_words(value)
 
 
-def _cell(value: Any) -> str:
-    return (
-        f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-    )
+def _said(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

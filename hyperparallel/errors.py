@@ -11,6 +11,23 @@ import difflib
 from collections.abc import Iterable
 
 
+class Words(str):
+    """For `UserError.given`: a description of what was given, printed without quotes.
+
+    >>> print(UserError("axis", Words("nothing"), "a name"))
+    axis: got nothing; allowed: a name
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+NOTHING = Words("nothing")
+"""For `UserError.given`: a field or an argument that is needed was left out."""
+
+
 class HyperParallelError(Exception):
     """Base of every exception that this package raises on purpose."""
 
@@ -64,10 +81,25 @@ class RunError(HyperParallelError, RuntimeError):
     """A run that failed: names the rank, and what that rank was doing."""
 
 
-def nearest(given: str, known: Iterable[str], count: int = 3) -> str:
-    """The known names closest to `given`, as text for an error message.
+_ALIKE = 0.5
+"""Share of their letters that two names must have in common, in order, for one to be a slip for the other."""
+
+
+def nearest(given: str, known: Iterable[str], count: int = 3) -> str | None:
+    """The known names closest to `given`, as text for an error message; None where none is like it.
+
+    Names that begin with what was given come first, however long they are; case does not matter.
 
     >>> nearest("layerz.0", ["layers.0", "head"])
     'layers.0'
+    >>> nearest("gb200", ["b200", "gb200-nvl72"], 1)
+    'gb200-nvl72'
+    >>> nearest("hypercube", ["switch", "mesh"]) is None
+    True
     """
-    return ", ".join(difflib.get_close_matches(given, list(known), n=count, cutoff=0.3)) or "none"
+    names = {name.lower(): name for name in known}
+    wanted = given.lower()
+    begin = [name for name in names if wanted and name.startswith(wanted)]
+    close = difflib.get_close_matches(wanted, list(names), n=count, cutoff=_ALIKE)
+    found = list(dict.fromkeys(begin + close))[:count]
+    return ", ".join(names[name] for name in found) or None

@@ -306,7 +306,7 @@ def _axis_size(mesh: Mesh, axis: object, field: str) -> int:
     if size is None:
         near = nearest(str(axis), mesh.names)
         known = ", ".join(mesh.names) or "no axis at all"
-        raise LayoutError(field, axis, f"None or one of {known}", None if near == "none" else near)
+        raise LayoutError(field, axis, f"None or one of {known}", near)
     return size
 
 

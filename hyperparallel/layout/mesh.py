@@ -183,8 +183,7 @@ class Mesh:
 
     def _unknown(self, name: object) -> int:
         known = ", ".join(self.names) or "no axis at all"
-        near = nearest(str(name), self.names)
-        raise LayoutError("axis", name, f"one of {known}", None if near == "none" else near)
+        raise LayoutError("axis", name, f"one of {known}", nearest(str(name), self.names))
 
     # The rearrangements stand in `views.py`; here they only become methods.
 

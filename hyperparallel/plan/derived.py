@@ -160,7 +160,8 @@ class Derived:
         known = [param.name for param in self.params]
         known += [*self.inputs, *self.outputs, *(v.value for v in self.values)]
         close = nearest(name, dict.fromkeys(known))
-        raise PlanError("name", name, f"a parameter, input, output or value (nearest: {close})")
+        hint = "" if close is None else f" (nearest: {close})"
+        raise PlanError("name", name, f"a parameter, input, output or value{hint}")
 
     def _communication_lines(self, name: str) -> list[str]:
         """What moves `name` itself or its gradient, or happens in the module that owns it."""

@@ -228,7 +228,8 @@ def match(
         hits = [name for name in known if _fits(name, pattern, by_part)]
         if not hits:
             close = nearest(pattern, known)
-            raise PlanError(what, pattern, f"a pattern that matches one of the names (nearest: {close})")
+            hint = "" if close is None else f" (nearest: {close})"
+            raise PlanError(what, pattern, f"a pattern that matches one of the names{hint}")
         for name in hits:
             found.setdefault(name, (pattern, layout))
     return found

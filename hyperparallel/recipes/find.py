@@ -34,8 +34,7 @@ def find(model: str) -> Recipe:
     if colon and module and function:
         return _imported(model, module, function)
     allowed = f"a recipe ({', '.join(names())}), a folder with config.json, or module:function"
-    close = nearest(model, names())
-    raise UserError("model", model, allowed, None if close == "none" else close)
+    raise UserError("model", model, allowed, nearest(model, names()))
 
 
 def _imported(model: str, module: str, function: str) -> Recipe:

@@ -43,8 +43,7 @@ class Seat:
                 if name not in self.mesh.names:
                     known = ", ".join(self.mesh.names)
                     near = nearest(name, self.mesh.names)
-                    instead = None if near == "none" else near
-                    raise UserError(f"axis in {self.region}", name, f"one of {known}", instead)
+                    raise UserError(f"axis in {self.region}", name, f"one of {known}", near)
         if len(set(axes)) != len(axes) or not axes:
             raise UserError(f"axis in {self.region}", axis, "one axis or several different ones")
         return axes

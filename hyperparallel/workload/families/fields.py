@@ -99,7 +99,7 @@ class Fields:
     def missing(self, names: tuple[str, ...], allowed: str) -> ModelError:
         """The error for a key that is not there; says which of the keys that are there looks like it."""
         near = nearest(names[0], self.values, 1)
-        hint = "" if near == "none" else f"; the nearest key there is {near}"
+        hint = "" if near is None else f"; the nearest key there is {near}"
         field = " or ".join(names)
         return ModelError(f"{self.where}: {field}", "no such key", f"{allowed}{hint}")
 

@@ -1,9 +1,9 @@
 """What no machine reaches: bounds that catch a wrong unit before anything is priced with it.
 
 Bits taken for bytes, gigabytes written as bytes, microseconds written as seconds: each is a factor of 8
-to 10^9, and each gives a plan that looks right. The bounds leave at least a factor of two around what is
-sold in 2026, so they catch a factor of 8 only at the top of a range: 400 Gb/s written as 400e9 is the speed
-of an NVLink, and passes here. `Cluster` therefore also compares the tiers with one another.
+to 10^9, and each gives a plan that looks right. These bounds hold for every machine, so they catch a factor
+of 8 only at the top of a range: 400 Gb/s written as 400e9 is the speed of an NVLink, and passes here. What
+numbers mean side by side is in `contradictions.py`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,21 @@ _DECIMAL = "the value is in bytes: 80 GB is 80e9"
 _BITS = "links are sold in bits: 400 Gb/s is 50e9 bytes per second"
 
 PEAK = Bound(1e8, 1e17, "FLOP/s", "989 TFLOP/s is 989e12", "dense FLOP/s of one device, not of a node or pod")
-MEMORY_RATE = Bound(1e7, 1e14, "bytes/s", "3.35 TB/s is 3.35e12", "bandwidth is of one device, in bytes")
+_OF_DEVICE = "bandwidth is of one device, in bytes: 3.35 TB/s is 3.35e12"
+MEMORY_RATE = Bound(1e7, 40e12, "bytes/s", "3.35 TB/s is 3.35e12", _OF_DEVICE)
+"""NVIDIA announced 22 TB/s for Rubin and 32 TB/s for Rubin Ultra, the most of all devices with HBM."""
+
+SHARED_RATE = Bound(1e7, 1e15, "bytes/s", "440 GB/s is 440e9", "bandwidth is of one host's devices, in bytes")
 CAPACITY = Bound(1e9, 100e12, "bytes", _DECIMAL, "capacity is in bytes, of one tier of one host at most")
 TIER_RATE = Bound(1e6, 10e12, "bytes/s", "55 GB/s is 55e9", "bandwidth is towards one device, in bytes")
 LINK_RATE = Bound(1e6, 2e12, "bytes/s", "50 GB/s is 50e9", _BITS)
 LATENCY = Bound(0.0, 0.1, "seconds", "a time is not negative", "5 microseconds are 5e-6")
+
+
+MOST_DEVICES = 10**7
+"""Ten times the largest machines that are announced; beyond, no rate of the model has been looked at."""
+
+MOST_WORDS = f"at most {MOST_DEVICES:,} devices"
 
 
 def check(field: str, value: float, bound: Bound) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hyperparallel.cluster import bounds
+from hyperparallel.cluster.contradictions import check_links, check_memory
 from hyperparallel.cluster.device import Device
 from hyperparallel.cluster.fabric import Fabric
 from hyperparallel.cluster.rates import Rates
@@ -50,26 +52,10 @@ class Cluster:
             raise ClusterError("memory", (), "at least one tier, the device's own memory first")
         _refuse_twins("memory", [tier.name for tier in self.memory])
         _refuse_twins("fabric", [tier.name for tier in self.fabric])
-        self._compare_tiers()
-
-    def _compare_tiers(self) -> None:
-        """Refuse what is possible alone but not side by side: the usual sign of bits taken for bytes."""
-        names = {tier.name for tier in self.fabric}
-        for link in self.fabric:
-            if link.bytes_s > self.device.memory_bytes_s:
-                allowed = f"at most the device's memory bandwidth, {self.device.memory_bytes_s:.4g} bytes/s"
-                hint = "bytes per second (400 Gb/s is 50e9)"
-                raise ClusterError(f"fabric.{link.name}.bytes_s", link.bytes_s, allowed, hint)
-            if link.shares is not None and link.shares not in names - {link.name}:
-                raise ClusterError(
-                    f"fabric.{link.name}.shares", link.shares, f"another fabric tier: {', '.join(names)}"
-                )
-        own = self.memory[0]
-        for tier in self.memory[1:]:
-            if tier.read_bytes_s > own.read_bytes_s:
-                allowed = f"at most that of the first tier ({own.name}), {own.read_bytes_s:.4g} bytes/s"
-                hint = f"the device's own memory first, {tier.name} after it, in bytes per second"
-                raise ClusterError(f"memory.{tier.name}.read_bytes_s", tier.read_bytes_s, allowed, hint)
+        check_memory(self.device, self.memory)
+        check_links(self.device, self.memory, self.fabric)
+        if self.num_devices > bounds.MOST_DEVICES:
+            raise ClusterError("fabric", self.num_devices, f"sizes that multiply to {bounds.MOST_WORDS}")
 
     @property
     def num_devices(self) -> int:

@@ -20,6 +20,8 @@ from hyperparallel.cluster import bounds
 from hyperparallel.errors import ClusterError, nearest
 
 KINDS = ("switch", "mesh", "torus", "ring")
+EXAMPLE_TIER = "{name: nvlink, kind: switch, size: [8], bytes_s: 450e9, latency_s: 2e-6}"
+"""A tier as a cluster file gives it, for messages."""
 
 
 @dataclass(frozen=True)

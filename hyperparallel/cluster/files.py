@@ -1,6 +1,7 @@
 """Cluster files: one YAML (or JSON) form of a `Cluster`, read with messages that name the wrong field.
 
-A file gives every field in SI units, as the names say. Unknown keys are refused with the near ones.
+A file gives every field in SI units, as the names say. Unknown keys are refused with the near ones
+(`complaints.py`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,8 @@ from typing import Any
 import yaml
 
 from hyperparallel.cluster.cluster import Cluster
-from hyperparallel.cluster.device import Device, Gemm
-from hyperparallel.cluster.fabric import Fabric
-from hyperparallel.cluster.threads import Threads
-from hyperparallel.cluster.tiers import Tier
-from hyperparallel.errors import ClusterError, nearest
-
-_PARTS: dict[str, Any] = {
-    "device": Device, "gemm": Gemm, "threads": Threads, "memory": Tier, "fabric": Fabric
-}  # fmt: skip
+from hyperparallel.cluster.complaints import no_mapping, not_yaml, readable
+from hyperparallel.errors import ClusterError
 
 
 class _Dumper(yaml.SafeDumper):
@@ -52,14 +46,14 @@ def to_yaml(cluster: Cluster) -> str:
     return yaml.dump(_plain(cluster), Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
 
 
-def from_yaml(text: str) -> Cluster:
-    """Read the text of a cluster file; `ClusterError` names the field that is wrong."""
+def from_yaml(text: str, where: str = "") -> Cluster:
+    """Read the text of a cluster file; `ClusterError` names the field that is wrong. where: its name."""
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ClusterError("cluster file", str(error), "YAML or JSON") from None
+        raise not_yaml(error, where) from None
     if not isinstance(data, Mapping):
-        raise ClusterError("cluster file", data, "a mapping with name, device, memory, fabric")
+        raise no_mapping(data, where)
     return _validated(dict(data))
 
 
@@ -81,7 +75,7 @@ def read(path: Path) -> Cluster:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
         raise ClusterError("cluster", str(path), f"a readable cluster file ({why}) or a preset") from None
-    return from_yaml(text)
+    return from_yaml(text, str(path))
 
 
 def _validated(data: dict[str, Any]) -> Cluster:
@@ -92,7 +86,7 @@ def _validated(data: dict[str, Any]) -> Cluster:
     except ValidationError as errors:
         # A misspelt key is also a missing one: the spelling is what to say.
         found = sorted(errors.errors(), key=lambda error: error["type"] != "unexpected_keyword_argument")
-        raise _readable(found[0], data) from None
+        raise readable(found[0], data) from None
     return cluster
 
 
@@ -101,35 +95,6 @@ def _adapter() -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(Cluster)
-
-
-def _readable(error: Any, data: Mapping[str, Any]) -> ClusterError:
-    """The first of pydantic's complaints as an error of ours."""
-    cause = error.get("ctx", {}).get("error")
-    if isinstance(cause, ClusterError):
-        return cause  # raised by the value itself; names its field already
-    location = error["loc"]
-    where = ".".join(_named(location, data)) or "cluster file"
-    given: Any = error["input"]
-    if error["type"] == "unexpected_keyword_argument":
-        parts = [part for part in location[:-1] if isinstance(part, str)]
-        known = [f.name for f in dataclasses.fields(_PARTS.get(parts[-1], Cluster) if parts else Cluster)]
-        near = nearest(str(location[-1]), known, 1)
-        return ClusterError(where, str(location[-1]), ", ".join(known), None if near == "none" else near)
-    if error["type"] in ("missing", "missing_argument"):
-        return ClusterError(where, None, "a value; this field is required")
-    return ClusterError(where, given, error["msg"])
-
-
-def _named(location: tuple[Any, ...], data: Any) -> list[str]:
-    """A location with the names of list entries for their numbers: fabric.node.bytes_s."""
-    words: list[str] = []
-    for part in location:
-        known = data is not None and (isinstance(data, list) or (isinstance(data, Mapping) and part in data))
-        data = data[part] if known else None
-        named = isinstance(part, int) and isinstance(data, Mapping) and isinstance(data.get("name"), str)
-        words.append(data["name"] if named else str(part))
-    return words
 
 
 def _plain(value: Any) -> Any:

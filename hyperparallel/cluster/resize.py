@@ -7,9 +7,11 @@ grow, a full mesh excepted (its ports are used up). A part of a mesh or torus is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
-from hyperparallel.cluster.fabric import Fabric
+from hyperparallel.cluster.bounds import MOST_DEVICES, MOST_WORDS
+from hyperparallel.cluster.fabric import EXAMPLE_TIER, Fabric
 from hyperparallel.errors import ClusterError
 
 _SEARCHED = 4096
@@ -19,7 +21,12 @@ _SEARCHED = 4096
 def resized_fabric(name: str, fabric: Sequence[Fabric], num_devices: int) -> tuple[Fabric, ...]:
     """The tiers of `fabric` for `num_devices`; a `ClusterError` names the nearest counts that work."""
     if num_devices < 1:
-        raise ClusterError("devices", num_devices, "1 or more")
+        raise ClusterError("devices", num_devices, "1 or more", "--devices 8 or another count")
+    if num_devices > MOST_DEVICES:
+        raise ClusterError("devices", num_devices, MOST_WORDS, f"a count of {MOST_DEVICES} or less")
+    if not fabric and num_devices > 1:
+        allowed = f"1, since no fabric tier connects devices of {name}"
+        raise ClusterError("devices", num_devices, allowed, f"a tier under fabric, such as {EXAMPLE_TIER},")
     sizes = _sizes(fabric, num_devices)
     if sizes is None:
         near = _working(fabric, num_devices)
@@ -69,9 +76,18 @@ def _boxes(count: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
         if count <= limits[0]:
             yield (count,)
         return
-    for factor in range(1, min(count, limits[0]) + 1):
-        if count % factor == 0:
+    for factor in _divisors(count):
+        if factor <= limits[0]:
             yield from ((factor, *rest) for rest in _boxes(count // factor, limits[1:]))
+
+
+def _divisors(count: int) -> list[int]:
+    """
+    >>> _divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    low = [d for d in range(1, math.isqrt(count) + 1) if count % d == 0]
+    return low + [count // d for d in reversed(low) if d * d != count]
 
 
 def _working(fabric: Sequence[Fabric], asked: int) -> list[int]:

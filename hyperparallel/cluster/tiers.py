@@ -13,6 +13,9 @@ from typing import Any, ClassVar
 
 from hyperparallel.cluster import bounds
 
+EXAMPLE_MEMORY = "{name: device, capacity_bytes: 80e9, read_bytes_s: 3.35e12, write_bytes_s: 3.35e12}"
+"""A tier as a cluster file gives it, for messages."""
+
 
 @dataclass(frozen=True)
 class Tier:
@@ -43,7 +46,7 @@ class Tier:
         bounds.check_count(f"{where}.shared_by", self.shared_by)
         bounds.check(f"{where}.latency_s", self.latency_s, bounds.LATENCY)
         if self.total_bytes_s is not None:
-            bounds.check(f"{where}.total_bytes_s", self.total_bytes_s, bounds.MEMORY_RATE)
+            bounds.check(f"{where}.total_bytes_s", self.total_bytes_s, bounds.SHARED_RATE)
 
     @property
     def capacity_per_device_bytes(self) -> float:

@@ -38,9 +38,18 @@ def text(*changes: tuple[str, str]) -> str:
         ([("latency_s", "latencys")], "memory.host.latencys", "write latency_s"),
         ([("tile_n", "tilen")], "device.gemm.tilen", "write tile_n"),
         ([("memory:", "tiers:")], "tiers", "memory"),
-        ([("units: 132", "units: many")], "device.units", "integer"),
-        ([("  kind: switch\n", "")], "fabric.nvlink.kind", "required"),
-        ([("size: [8]", "size: 8")], "fabric.nvlink.size", "tuple"),
+        ([("units: 132", "units: many")], "device.units", "a whole number"),
+        ([("  kind: switch\n", "")], "fabric.nvlink.kind", "required; write kind: switch"),
+        ([("size: [8]", "size: 8")], "fabric.nvlink.size", "a list, in brackets; write size: [8]"),
+        ([("size: [8]", "size: [8.5]")], "fabric.nvlink.size.0", "a whole number"),
+        ([("peak_flop_s:\n", "peak_flop_s: 1\n  gemm:\n")], "device.peak_flop_s", "a mapping"),
+        ([("memory_bytes_s: 3.35e+12", "memory_bytes_s: 3 TB/s")], "device.memory_bytes_s", "a number"),
+        ([("in_network_reduction: true", "in_network_reduction: 3")], "fabric.nvlink.in_network_reduction",
+         "true or false"),
+        ([("fabric:\n", "fabric: []\nlinks:\n")], "links", "allowed: name, device, memory, fabric, notes"),
+        ([("bytes_s: 4.5e+11", "bandwith: 4.5e+11")], "fabric.nvlink.bandwith", "write bytes_s instead"),
+        ([("bytes_s: 4.5e+11", "bandwidth: 4.5e+11")], "fabric.nvlink.bandwidth", "write bytes_s"),
+        ([("kind: switch", "kind: hypercube")], "fabric.nvlink.kind", "switch, mesh, torus, ring"),
         ([("bytes_s: 4.5e+11", "bytes_s: 3.6e+12")], "fabric.nvlink.bytes_s", "in bits"),
         ([("latency_s: 8.0e-6", "latency_s: 8")], "fabric.infiniband.latency_s", "5e-6"),
         ([("name: h100\n", "name: [\n")], "cluster file", "YAML"),
@@ -50,6 +59,34 @@ def test_a_mistake_is_named_where_it_stands(changes: list[tuple[str, str]], fiel
     with pytest.raises(ClusterError) as caught:
         Cluster.from_yaml(text(*changes))
     assert caught.value.field == field and hint in str(caught.value)
+
+
+def test_no_name_is_suggested_where_none_is_like_it() -> None:
+    for change in (("kind: switch", "kind: hypercube"), ("units: 132", "zzz: 132")):
+        with pytest.raises(ClusterError) as caught:
+            Cluster.from_yaml(text(change))
+        assert caught.value.instead is None and "instead" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "why"),
+    [
+        (text()[:300], "line 18, column 8", "the text ends too early"),
+        (text(("  name: h100-sxm", "\tname: h100-sxm")), "line 3, column 1", "a tab"),
+        ("a: b: c", "line 1, column 5", "mapping values are not allowed here"),
+        ("\0", "broken.yaml;", "characters"),
+        ("- 1", "broken.yaml: [1];", "a mapping with name"),
+    ],
+)
+def test_text_that_is_no_cluster_is_located_in_one_line(
+    tmp_path: Path, content: str, place: str, why: str
+) -> None:
+    (tmp_path / "broken.yaml").write_text(content, encoding="utf-8")
+    with pytest.raises(ClusterError) as caught:
+        Cluster.load(tmp_path / "broken.yaml")
+    said = str(caught.value)
+    assert "broken.yaml" in said and place in said and why in said
+    assert "\n" not in said and "\\n" not in said and "unicode string" not in said
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", "h100"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperparallel.cluster import Cluster
 from hyperparallel.cluster.presets import PRESETS, preset
 from hyperparallel.cluster.presets.laptop import calibrated_path, guessed
 from hyperparallel.errors import ClusterError
@@ -69,6 +70,20 @@ def test_an_unknown_name_is_answered_with_near_ones(given: str, near: str) -> No
     with pytest.raises(ClusterError) as caught:
         preset(given)
     assert near in (caught.value.instead or "") and "cloudmatrix384" in caught.value.allowed
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [("H100", "h100"), ("GB200 NVL72", "gb200-nvl72"), ("UB_Mesh_1024", "ub-mesh-1024")]
+)
+def test_case_and_dashes_of_a_name_do_not_matter(given: str, name: str) -> None:
+    assert preset(given).name == Cluster.load(given).name == name
+
+
+@pytest.mark.parametrize("given", ["", "xyzzy"])
+def test_a_name_like_no_other_is_answered_with_all(given: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        preset(given)
+    assert caught.value.instead is None and "gb200-nvl72" in str(caught.value)
 
 
 def test_the_laptop_is_read_from_the_cache_once_it_was_measured(

@@ -37,15 +37,19 @@ PRESETS: dict[str, Callable[[], Cluster]] = {
 
 
 def preset(name: str, devices: int | None = None) -> Cluster:
-    """The machine of that name, with `devices` devices where given.
+    """The machine of that name (in any case, with or without dashes), with `devices` devices where given.
 
     An unknown name is a `ClusterError` with the near ones; so is a count that the fabric cannot have.
 
     >>> preset("h100", 16).dims
     (8, 2)
     """
-    if name not in PRESETS:
-        near = nearest(name.lower(), PRESETS)
-        raise ClusterError("cluster", name, f"a file, or one of {', '.join(PRESETS)}", near)
-    cluster = PRESETS[name]()
+    found = {_plain(known): known for known in PRESETS}.get(_plain(name))
+    if found is None:
+        raise ClusterError("cluster", name, f"a file, or one of {', '.join(PRESETS)}", nearest(name, PRESETS))
+    cluster = PRESETS[found]()
     return cluster if devices is None else cluster.resized(devices)
+
+
+def _plain(name: str) -> str:
+    return "".join(char for char in name.lower() if char not in "-_ ")

@@ -1,0 +1,130 @@
+"""What is wrong in a cluster file, in our words: the field, what stands there, what is allowed, an example.
+
+The text is read by PyYAML and its fields are checked by pydantic; both complain in words of their own, about
+scanners and Python types. Here these become one line for the person who wrote the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from hyperparallel.cluster.cluster import Cluster
+from hyperparallel.cluster.device import Device, Gemm
+from hyperparallel.cluster.fabric import EXAMPLE_TIER, Fabric
+from hyperparallel.cluster.threads import Threads
+from hyperparallel.cluster.tiers import EXAMPLE_MEMORY, Tier
+from hyperparallel.errors import NOTHING, ClusterError, Words, nearest
+
+_PARTS: dict[str, Any] = {
+    "device": Device, "gemm": Gemm, "threads": Threads, "memory": Tier, "fabric": Fabric
+}  # fmt: skip
+
+_DEVICE = "{name: h100, peak_flop_s: {bf16: 989e12}, memory_bytes_s: 3.35e12}"
+EXAMPLES = {
+    "name": "mine",
+    "device": _DEVICE,
+    "memory": f"[{EXAMPLE_MEMORY}]",
+    "fabric": f"[{EXAMPLE_TIER}]",
+    "notes": "[one sentence]",
+    "peak_flop_s": "{bf16: 989e12}",
+    "memory_bytes_s": "3.35e12",
+    "capacity_bytes": "80e9",
+    "read_bytes_s": "3.35e12",
+    "write_bytes_s": "3.35e12",
+    "total_bytes_s": "440e9",
+    "bytes_s": "450e9",
+    "latency_s": "2e-6",
+    "launch_s": "4e-6",
+    "kind": "switch",
+    "size": "[8]",
+    "units": "132",
+    "gemm": "{peak: 0.85}",
+}
+"""What may stand in a field."""
+
+_MEANT = {"bandwidth": "bytes_s", "latency": "latency_s", "capacity": "capacity_bytes", "type": "kind",
+          "count": "size", "devices": "size"}  # fmt: skip
+"""Fields as other tools call them."""
+
+_KINDS = (
+    (("tuple", "list", "set"), "a list, in brackets"),
+    (("dict", "mapping", "dataclass", "model"), "a mapping of names to values"),
+    (("int",), "a whole number"),
+    (("float", "finite"), "a number, in the unit that the name says"),
+    (("bool",), "true or false"),
+    (("string",), "text"),
+)
+"""How pydantic's kinds of complaint begin, and what they mean."""
+
+
+def not_yaml(error: yaml.YAMLError, where: str) -> ClusterError:
+    """The error for text that is no YAML: where it stops being that, and what is wrong there."""
+    mark = getattr(error, "problem_mark", None)
+    problem = str(getattr(error, "problem", None) or "it holds characters that text does not have")
+    hint = None
+    if "'\\t'" in problem:
+        problem, hint = "a tab stands where lines are indented", "spaces"
+    elif mark is not None and mark.buffer is not None and mark.index >= len(mark.buffer) - 1:
+        problem, hint = f"{problem}: the text ends too early", "the rest of the file"
+    place = [where] if where else []
+    place += [f"line {mark.line + 1}, column {mark.column + 1}"] if mark is not None else []
+    return ClusterError("cluster file", Words(", ".join(place) or "text"), f"YAML or JSON ({problem})", hint)
+
+
+def no_mapping(data: Any, where: str) -> ClusterError:
+    """The error for a file whose text is no mapping at all."""
+    given = Words(f"{where}: {_given(data)}") if where else _given(data)
+    return ClusterError("cluster file", given, "a mapping with name, device, memory and fabric")
+
+
+def readable(error: Any, data: Mapping[str, Any]) -> ClusterError:
+    """One of pydantic's complaints as an error of ours."""
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, ClusterError):
+        return cause  # raised by the value itself; names its field already
+    location = error["loc"]
+    where = ".".join(_named(location, data)) or "cluster file"
+    field = next((part for part in reversed(location) if isinstance(part, str)), "")
+    if error["type"] == "unexpected_keyword_argument":
+        parts = [part for part in location[:-1] if isinstance(part, str)]
+        part = _PARTS.get(parts[-1], Cluster) if parts else Cluster
+        known = [f.name for f in dataclasses.fields(part)]
+        meant = _MEANT.get(nearest(field, _MEANT, 1) or "")
+        near = nearest(field, known, 1) if meant is None or meant not in known else meant
+        return ClusterError(where, field, ", ".join(known), near)
+    example = f"{field}: {EXAMPLES[field]}" if field in EXAMPLES else None
+    if error["type"] in ("missing", "missing_argument"):
+        return ClusterError(where, NOTHING, f"a value; {field} is required", example)
+    kind = next((words for begins, words in _KINDS if error["type"].startswith(begins)), error["msg"])
+    given = error["input"]
+    if field == "size" and isinstance(given, int):
+        example = f"size: [{given}]"
+    return ClusterError(where, _given(given), kind, example)
+
+
+def _given(value: Any) -> Any:
+    """A value for a message: whole where it is short."""
+    if value is None:
+        return NOTHING
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 60
+    short.maxlevel, short.maxdict, short.maxlist = 2, 3, 3
+    return Words(short.repr(value))
+
+
+def _named(location: tuple[Any, ...], data: Any) -> list[str]:
+    """A location with the names of list entries for their numbers: fabric.node.bytes_s."""
+    words: list[str] = []
+    for part in location:
+        known = (isinstance(data, list) and isinstance(part, int) and part < len(data)) or (
+            isinstance(data, Mapping) and part in data
+        )
+        data = data[part] if known else None
+        named = isinstance(part, int) and isinstance(data, Mapping) and isinstance(data.get("name"), str)
+        words.append(data["name"] if named else str(part))
+    return words

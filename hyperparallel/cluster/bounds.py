@@ -2,8 +2,8 @@
 
 Bits taken for bytes, gigabytes written as bytes, microseconds written as seconds: each is a factor of 8
 to 10^9, and each gives a plan that looks right. These bounds hold for every machine, so they catch a factor
-of 8 only at the top of a range: 400 Gb/s written as 400e9 is the speed of an NVLink, and passes here. What
-numbers mean side by side is in `contradictions.py`.
+of 8 only at the top of a range: 400 Gb/s written as 400e9 is the speed of an NVLink, and passes here. Tiers
+are compared with one another in `contradictions.py`, and with what is sold in `market.py`.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class Cluster:
             raise ClusterError("memory", (), "at least one tier, the device's own memory first")
         _refuse_twins("memory", [tier.name for tier in self.memory])
         _refuse_twins("fabric", [tier.name for tier in self.fabric])
-        check_memory(self.device, self.memory)
-        check_links(self.device, self.memory, self.fabric)
+        check_memory(self.memory)
+        check_links(self.device, self.fabric)
         if self.num_devices > bounds.MOST_DEVICES:
             raise ClusterError("fabric", self.num_devices, f"sizes that multiply to {bounds.MOST_WORDS}")
 

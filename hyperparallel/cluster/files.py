@@ -17,6 +17,7 @@ import yaml
 
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.complaints import no_mapping, not_yaml, readable
+from hyperparallel.cluster.market import check_market
 from hyperparallel.errors import ClusterError
 
 
@@ -87,6 +88,7 @@ def _validated(data: dict[str, Any]) -> Cluster:
         # A misspelt key is also a missing one: the spelling is what to say.
         found = sorted(errors.errors(), key=lambda error: error["type"] != "unexpected_keyword_argument")
         raise readable(found[0], data) from None
+    check_market(cluster)
     return cluster
 
 

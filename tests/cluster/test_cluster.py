@@ -120,7 +120,6 @@ def test_a_missing_memory_tier_names_those_there_are() -> None:
         (lambda: machine(memory=(HOST, OWN)), "memory"),
         (lambda: machine(memory=(HOST,)), "memory"),
         (lambda: machine(memory=(OWN, replace(HOST, read_bytes_s=2e12))), "memory.host.read_bytes_s"),
-        (lambda: machine(memory=(replace(OWN, read_bytes_s=8e12),)), "memory.device.read_bytes_s"),
         (lambda: machine(Fabric("net", "switch", (10**8,), 5e10, 1e-6)), "fabric"),
         (lambda: machine(replace(FABRICS[0][1], shares="nod")), "fabric.net.shares"),
     ],

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hyperparallel.errors import ModelError, nearest
+from hyperparallel.errors import ModelError, Words, nearest
 from hyperparallel.workload.families import decoders, experts, hybrids, vision
 from hyperparallel.workload.families.fields import Fields
 from hyperparallel.workload.model import Model
@@ -64,8 +64,12 @@ def read_model(path: str | Path) -> Model:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError("model", str(path), "a config.json, or a folder that holds one") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"model {file}", str(error), "a readable JSON file") from error
+    except json.JSONDecodeError as error:
+        place = Words(f"{file}, line {error.lineno}, column {error.colno}")
+        raise ModelError("model", place, f"a readable JSON file ({error.msg})") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise ModelError("model", str(file), f"a readable JSON file ({why})") from error
     if not isinstance(config, dict):
         raise ModelError(f"model {file}", type(config).__name__, "a JSON object of configuration keys")
     name = file.parent.name if file.name == "config.json" else file.stem

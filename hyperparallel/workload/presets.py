@@ -6,6 +6,7 @@ compared without case, dashes and an owner in front, so that "meta-llama/Llama-3
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ MPT_SIZES: dict[str, tuple[int, int, int]] = {
 }
 """Hidden size, layers, heads of the models in llm-foundry's benchmark tables (scripts/train/benchmarking)."""
 
+ALIASES = {"mixtral": "mixtral-8x7b"}
+"""Names that people write for one preset: arXiv:2401.04088, "Mixtral of Experts", is that model."""
 
 TRAINED_AS: dict[str, dict[str, Any]] = {
     name: {"mtp": 2, "mtp_shared": True}
@@ -102,11 +105,9 @@ def model_preset(name: str) -> Model:
     >>> model_preset("Qwen/Qwen3-30B-A3B").params()
     30532122624
     """
-    known = {_plain(one): one for one in model_names()}
-    found = known.get(_plain(name)) or known.get(_plain(name.rsplit("/", 1)[-1]))
+    found = preset_name(name)
     if found is None:
-        near = nearest(name.rsplit("/", 1)[-1].lower(), model_names())
-        raise ModelError("model", name, "a preset, a config.json or its folder", near)
+        raise _unknown(name)
     if found in PUBLISHED:
         keys, source = PUBLISHED[found]
         model = replace(model_from_config(keys, found), source=source)
@@ -117,6 +118,30 @@ def model_preset(name: str) -> Model:
         seq = 1024 if found.startswith("gpt2") else 2048
         return replace(gpt(hidden, layers, heads, vocab, seq, found), source=source)
     return mpt(found.removeprefix("mpt-"))
+
+
+def preset_name(name: str) -> str | None:
+    """The name of a preset in its own spelling; None where there is none of that name.
+
+    >>> preset_name("Qwen/Qwen3-30B-A3B"), preset_name("xyzzy")
+    ('qwen3-30b-a3b', None)
+    """
+    known = {_plain(one): one for one in (*model_names(), *ALIASES)}
+    found = known.get(_plain(name)) or known.get(_plain(name.rsplit("/", 1)[-1]))
+    return ALIASES.get(found, found) if found is not None else None
+
+
+def _unknown(name: str) -> ModelError:
+    """The error for an unknown model: presets that begin so or are spelt alike, else the families."""
+    wanted = name.rsplit("/", 1)[-1]
+    start = _plain(wanted)
+    begin = [one for one in model_names() if start and _plain(one).startswith(start)]
+    near = ", ".join(begin) or nearest(wanted, model_names())
+    allowed = "a preset, a config.json or its folder"
+    if near is None:
+        families = dict.fromkeys(re.match("[a-z]+", one)[0] for one in sorted(model_names()))  # type: ignore[index]
+        allowed += f"; presets begin with {', '.join(families)} (one of these alone lists its presets)"
+    return ModelError("model", name, allowed, near)
 
 
 def load_model(model: str | Path) -> Model:

@@ -161,6 +161,26 @@ def test_an_unknown_name_is_answered_with_near_ones() -> None:
         gpt(100, 2, 7)
 
 
+def test_a_name_like_no_other_is_answered_with_the_families() -> None:
+    with pytest.raises(ModelError, match=r"presets begin with bloom, .*qwen") as caught:
+        load_model("xyzzy")
+    assert caught.value.instead is None
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [("gpt-3", ["gpt3-1.3b", "gpt3-175b"]), ("mpt", ["mpt-125m", "mpt-70b"]), ("Qwen/Qwen3", ["qwen3-8b"])],
+)
+def test_all_presets_that_begin_so_are_named(given: str, near: list[str]) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(given)
+    assert set(near) <= set(str(caught.value.instead).split(", "))
+
+
+def test_mixtral_is_the_model_of_the_paper() -> None:
+    assert load_model("Mixtral").name == "mixtral-8x7b"
+
+
 def test_a_path_is_read_and_a_missing_one_named(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     keys = '{"model_type": "mpt", "vocab_size": 10, "d_model": 8, "n_heads": 2, "n_layers": 1}'

@@ -35,7 +35,12 @@ class Job:
         known = [d for d in DTYPES if d in self.cluster.device.peak_flop_s]
         if self.dtype not in known:
             allowed = f"a number format of {self.cluster.device.name}: {', '.join(known)}"
-            raise PlanError("--dtype", self.dtype, allowed, nearest(self.dtype, known, 1))
+            raise PlanError("--dtype", self.dtype, allowed, self._near_dtype(known))
+
+    def _near_dtype(self, known: list[str]) -> str | None:
+        """What to write for a format that the device lacks: the usual one, unless it is only misspelt."""
+        usual = next((d for d in ("bf16", *known) if d in known), None)
+        return usual if self.dtype in DTYPES else nearest(self.dtype, known, 1) or usual
 
     @property
     def devices(self) -> int:

@@ -7,6 +7,8 @@ A user's mistake is one line on stderr and exit status 2, a failed run its messa
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -18,22 +20,46 @@ from hyperparallel.cli.plan import plan
 from hyperparallel.cli.show import show
 from hyperparallel.cli.sweep import sweep
 from hyperparallel.cli.train import train
+from hyperparallel.cli.usage import UsageError, is_help, usage_mistake
 from hyperparallel.errors import RunError, UserError
 
 
 class _Commands(TyperGroup):
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        words = list(args)
+        with _ending(words, self):
+            ctx = super().make_context(info_name, args, parent, **extra)
+            ctx.meta[_WORDS] = words
+            return ctx
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _ending(ctx.meta[_WORDS], self):
             return super().invoke(ctx)
-        except UserError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(2) from None
-        except RunError as error:
-            typer.echo(f"run failed: {error}", err=True)
-            raise typer.Exit(1) from None
-        except KeyboardInterrupt:
-            typer.echo("stopped", err=True)
-            raise typer.Exit(130) from None
+
+
+_WORDS = "hyperparallel.words"
+
+
+@contextmanager
+def _ending(words: Sequence[str], group: TyperGroup) -> Iterator[None]:
+    """End with a line and a status where something fails; words: what was typed after the program's name."""
+    try:
+        yield
+    except UserError as error:
+        raise _exit(2, f"error: {error}") from None
+    except UsageError as error:
+        if is_help(error):
+            raise
+        raise _exit(2, f"error: {usage_mistake(error, words, group)}") from None
+    except RunError as error:
+        raise _exit(1, f"run failed: {error}") from None
+    except KeyboardInterrupt:
+        raise _exit(130, "stopped") from None
+
+
+def _exit(status: int, line: str) -> typer.Exit:
+    typer.echo(line, err=True)
+    return typer.Exit(status)
 
 
 app = typer.Typer(

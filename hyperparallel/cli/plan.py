@@ -36,11 +36,13 @@ def plan(
         typer.Option(help="Machine to plan for: a preset or a cluster file.", rich_help_panel=SEARCH),
     ] = None,
     devices: Annotated[
-        int | None, typer.Option(help="Devices of that machine.", rich_help_panel=SEARCH)
+        int | None, typer.Option(min=1, help="Devices of that machine.", rich_help_panel=SEARCH)
     ] = None,
-    seq: Annotated[int | None, typer.Option(help="Tokens of a sample.", rich_help_panel=SEARCH)] = None,
+    seq: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sample.", rich_help_panel=SEARCH)
+    ] = None,
     global_batch: Annotated[
-        int | None, typer.Option(help="Samples of a step, over all devices.", rich_help_panel=SEARCH)
+        int | None, typer.Option(min=1, help="Samples of a step, over all devices.", rich_help_panel=SEARCH)
     ] = None,
     objective: Annotated[
         str, typer.Option(help="time, memory, or cost (device seconds a step).", rich_help_panel=SEARCH)
@@ -84,7 +86,21 @@ def plan(
                         ("--json", as_json)):  # fmt: skip
         if value is not None:
             raise UserError(name, str(value), "with --cluster only", f"--cluster h100 {name} {value}")
+    _refuse_preset(model)
     _derive(model, fields, mesh, plan, save, html, trace, cluster or "laptop")
+
+
+def _refuse_preset(model: str) -> None:
+    """Say that a machine is missing where the model is one that only the planner knows."""
+    from hyperparallel.cluster.presets import PRESETS
+    from hyperparallel.errors import NOTHING, UserError
+    from hyperparallel.recipes.find import names
+    from hyperparallel.workload.presets import preset_name
+
+    if model in names() or Path(model).exists() or preset_name(model) is None:
+        return
+    allowed = f"the machine to plan {model} for: a file, or one of {', '.join(PRESETS)}"
+    raise UserError("--cluster", NOTHING, allowed, f"hyperparallel plan {model} --cluster h100")
 
 
 def _derive(
@@ -98,7 +114,7 @@ def _derive(
     cluster: str,
 ) -> None:
     """Derive a plan, print it and write the files that were asked for."""
-    from hyperparallel.cli.request import build_request, read_request, write_text
+    from hyperparallel.cli.request import build_request, read_request, write_all, write_text
     from hyperparallel.cli.tables import print_derived
     from hyperparallel.errors import UserError
 
@@ -110,16 +126,21 @@ def _derive(
     built = build_request(request)
     derived = derived_of(built)
     print_derived(derived)
-    if save is not None:
-        text = derived.to_json() if save.suffix == ".json" else request.plan.to_yaml()
-        write_text(save, text, "--save")
-        typer.echo(f"saved {save}")
-    if html is not None:
+
+    def write_plan(path: Path) -> str:
+        text = derived.to_json() if path.suffix == ".json" else request.plan.to_yaml()
+        write_text(path, text, "--save")
+        return f"saved {path}"
+
+    def write_page(path: Path) -> str:
         from hyperparallel.plan.page import html_page
 
-        write_text(html, html_page(derived, request.recipe.name), "--html")
-        typer.echo(f"saved {html}")
-    if trace is not None:
+        write_text(path, html_page(derived, request.recipe.name), "--html")
+        return f"saved {path}"
+
+    def write_trace(path: Path) -> str:
         from hyperparallel.cli.predict import predict
 
-        typer.echo(predict(request, built, cluster, trace))
+        return predict(request, built, cluster, path)
+
+    write_all(((save, write_plan), (html, write_page), (trace, write_trace)))

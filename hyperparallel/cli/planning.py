@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hyperparallel.errors import UserError
+from hyperparallel.errors import NOTHING, UserError, nearest
 
 if TYPE_CHECKING:
     from hyperparallel.plan.search.job import Job
@@ -44,25 +44,52 @@ def read_fixed(text: str | None) -> tuple[tuple[str, Any], ...]:
     >>> read_fixed("tp=8,sp=true,schedule=1f1b")
     (('tp', 8), ('sp', True), ('schedule', '1f1b'))
     """
-    from hyperparallel.errors import nearest
     from hyperparallel.plan.strategy import Strategy
 
     usual = Strategy()
-    kinds: dict[str, Any] = {name: type(getattr(usual, name)) for name in SEARCHED}
-    found: list[tuple[str, Any]] = []
+    found: dict[str, Any] = {}
     for word in text.split(",") if text else ():
         name, equals, value = (part.strip() for part in word.partition("="))
-        if not equals or name not in kinds:
-            near = nearest(name, kinds, 1)
-            raise UserError("--fix", word, f"field=value, the field one of {', '.join(kinds)}", near)
-        try:
-            given: Any = value == "true" if kinds[name] is bool else kinds[name](value)
-            if name not in FOLLOWING:
-                Strategy(**{name: given})
-        except ValueError as error:
-            raise UserError("--fix", word, str(error)) from None
-        found.append((name, given))
-    return tuple(found)
+        if name not in SEARCHED or not equals:
+            near = name if name in SEARCHED else nearest(name, SEARCHED, 1)
+            example = f"{near}={value or _usual_word(getattr(usual, near))}" if near else None
+            allowed = f"field=value, the field one of {', '.join(SEARCHED)}"
+            raise UserError("--fix", word.strip() or NOTHING, allowed, example)
+        if name in found:
+            raise UserError("--fix", word, f"{name} only once")
+        found[name] = _fixed_value(name, word, value, getattr(usual, name))
+    return tuple(found.items())
+
+
+def _fixed_value(name: str, word: str, text: str, usual: Any) -> Any:
+    """The value of one field, read as the kind that the usual value is of; `UserError` names both."""
+    from hyperparallel.plan.search.fixed import check_value
+    from hyperparallel.plan.strategy import Strategy
+
+    if isinstance(usual, bool):
+        if text.lower() not in ("true", "false"):
+            raise UserError("--fix", word, f"{name}=true or {name}=false", f"{name}=true")
+        return text.lower() == "true"
+    kind = type(usual)
+    try:
+        value = kind(text)
+    except ValueError:
+        words = "a whole number" if kind is int else "a number"
+        raise UserError("--fix", word, f"{words} after {name}=", f"{name}={_usual_word(usual)}") from None
+    check_value(name, value)
+    try:
+        if name not in FOLLOWING:
+            Strategy(**{name: value})
+    except UserError as error:
+        raise UserError("--fix", word, error.allowed, f"{name}={_usual_word(usual)}") from None
+    return value
+
+
+def _usual_word(usual: Any) -> str:
+    """A value of a field, as it is typed; 2 for sizes, which are 1 where nothing is spread."""
+    if isinstance(usual, bool):
+        return "true"
+    return "2" if isinstance(usual, int) else str(usual)
 
 
 def job_of(wanted: Wanted) -> Job:
@@ -71,60 +98,79 @@ def job_of(wanted: Wanted) -> Job:
     from hyperparallel.plan.search.job import Job, default_batch, default_seq
     from hyperparallel.workload.presets import load_model
 
+    for option, value, usual in (("--seq", wanted.seq, 4096), ("--global-batch", wanted.global_batch, 256)):
+        if value is not None and value < 1:
+            raise UserError(option, value, "a whole number of at least 1", f"{option} {usual}")
     model = load_model(wanted.model)
     cluster = Cluster.load(wanted.cluster, wanted.devices)
-    seq = wanted.seq or default_seq(model)
-    batch = wanted.global_batch or default_batch(seq, cluster.num_devices)
+    seq = default_seq(model) if wanted.seq is None else wanted.seq
+    batch = wanted.global_batch
+    batch = default_batch(seq, cluster.num_devices) if batch is None else batch
     return Job(model, cluster, seq, batch, wanted.dtype)
 
 
 def planned(wanted: Wanted) -> Planning:
     """Plan what is asked for."""
     from hyperparallel.plan.search.find import OBJECTIVES
+    from hyperparallel.plan.search.fixed import check_fixed
     from hyperparallel.plan.search.planner import plan_job
     from hyperparallel.plan.search.space import Limits
 
     objective = next((known for known in OBJECTIVES if known == wanted.objective), None)
     if objective is None:
-        raise UserError("--objective", wanted.objective, ", ".join(OBJECTIVES))
-    return plan_job(job_of(wanted), objective, Limits(wanted.runnable, wanted.fixed), top=wanted.top)
+        near = nearest(wanted.objective, OBJECTIVES, 1)
+        raise UserError("--objective", wanted.objective, ", ".join(OBJECTIVES), near)
+    job, limits = job_of(wanted), Limits(wanted.runnable, wanted.fixed)
+    check_fixed(job, limits)
+    return plan_job(job, objective, limits, top=wanted.top)
 
 
 def run_planner(
     wanted: Wanted, save: Path | None, html: Path | None, as_json: Path | None, trace: Path | None
 ) -> None:
-    """Plan, print the table and write the files that were asked for."""
-    from hyperparallel.cli.request import write_text
+    """Plan, print the table and write the files that were asked for, those that can be."""
+    from hyperparallel.cli.request import write_all, write_text
 
     if save is not None and save.suffix not in (".yaml", ".yml"):
         raise UserError("--save", str(save), "a name ending in .yaml or .yml")
     planning = planned(wanted)
     print_planning(planning)
-    if save is not None:
+    machine = planning.job.cluster
+    if wanted.devices is None and not machine.fabric:
+        from hyperparallel.cluster.fabric import EXAMPLE_TIER
+
+        typer.echo(f"note: {machine.name} has no fabric, so this plans one device; more need {EXAMPLE_TIER}")
+
+    def write_plan(path: Path) -> str:
         from hyperparallel.plan.search.runnable import to_plan
 
         strategy = planning.best.prediction.strategy
-        write_text(save, to_plan(planning.job.model, strategy).to_yaml(), "--save")
+        write_text(path, to_plan(planning.job.model, strategy).to_yaml(), "--save")
         count = planning.job.global_batch // (strategy.dp * strategy.microbatch)
         many = "micro-batch" if count == 1 else "micro-batches"
-        typer.echo(f"saved {save} (train with {count} {many} a step)")
-    if as_json is not None:
+        return f"saved {path} (train with {count} {many} a step)"
+
+    def write_json(path: Path) -> str:
         from hyperparallel.plan.search.report import to_json
 
-        write_text(as_json, to_json(planning), "--json")
-        typer.echo(f"saved {as_json}")
-    if html is not None:
+        write_text(path, to_json(planning), "--json")
+        return f"saved {path}"
+
+    def write_page(path: Path) -> str:
         from hyperparallel.plan.search.page import planning_page
 
-        write_text(html, planning_page(planning), "--html")
-        typer.echo(f"saved {html}")
-    if trace is not None:
+        write_text(path, planning_page(planning), "--html")
+        return f"saved {path}"
+
+    def write_trace(path: Path) -> str:
         from hyperparallel.plan.simulate.trace import to_chrome_trace
 
         simulated = planning.best.simulated
         assert simulated is not None, "the best plan is always simulated"
-        write_text(trace, to_chrome_trace(simulated.timeline), "--trace")
-        typer.echo(f"saved {trace}")
+        write_text(path, to_chrome_trace(simulated.timeline), "--trace")
+        return f"saved {path}"
+
+    write_all(((save, write_plan), (as_json, write_json), (html, write_page), (trace, write_trace)))
 
 
 def print_planning(planning: Planning) -> None:

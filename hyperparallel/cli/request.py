@@ -6,10 +6,12 @@ agree. Without either, all ranks are one `dp` axis.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from hyperparallel.cli.options import parse_mesh, parse_overrides
 from hyperparallel.errors import UserError
@@ -42,6 +44,7 @@ def read_request(
     options: Mapping[str, Any] | None = None,
 ) -> Request:
     """Settle a request from a command's arguments; `UserError` for what does not fit together."""
+    _refuse_plan_file(model)
     recipe = find(model)
     settled = settle_plan(recipe, mesh, plan, devices)
     from hyperparallel.train.config import make_config
@@ -56,6 +59,19 @@ def read_request(
         raise UserError("compute", compute, "none with dtype=float64, which a product would mix with it")
     config = config.model_copy(update={"compute": compute})
     return Request(recipe, config, replace(settled, compute=compute))
+
+
+def _refuse_plan_file(model: str) -> None:
+    """Say where a saved plan goes that was given as the model."""
+    path = Path(model)
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return
+    try:
+        Plan.load(path)
+    except (UserError, UnicodeDecodeError):
+        return  # no plan either: then it is only no model
+    allowed = "a model; this file is a plan, which `hyperparallel show MODEL --plan FILE` shows"
+    raise UserError("model", model, allowed, f"MODEL --plan {model}")
 
 
 def settle_plan(recipe: Recipe, mesh: str | None, plan: Path | None, devices: int | None) -> Plan:
@@ -101,3 +117,21 @@ def write_text(path: Path, text: str, option: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(option, str(path), f"a path that can be written ({error})") from None
+
+
+def write_all(files: Iterable[tuple[Path | None, Callable[[Path], str]]]) -> None:
+    """Let each writer write its file, where one is wanted, and print what it says.
+
+    One that fails keeps no other from being written: its `UserError` is raised at the end.
+    """
+    failed: list[UserError] = []
+    for path, write in files:
+        try:
+            if path is not None:
+                typer.echo(write(path))
+        except UserError as error:
+            failed.append(error)
+    for further in failed[1:]:
+        typer.echo(f"error: {further}", err=True)
+    if failed:
+        raise failed[0]

@@ -88,6 +88,16 @@ def test_mistakes_are_one_clear_line(words: list[str], said: str) -> None:
     assert line.startswith("error: ") and said in line
 
 
+@pytest.mark.pure
+@pytest.mark.parametrize("command", ["show", "plan", "train"])
+def test_a_plan_file_in_place_of_a_model_is_told_where_it_goes(tmp_path: Path, command: str) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("mesh: {dp: 2}\n")
+    done = _run(command, str(file))
+    assert done.exit_code == 2
+    assert f"write MODEL --plan {file} instead" in done.stderr and "show MODEL --plan FILE" in done.stderr
+
+
 @pytest.mark.fake
 def test_mesh_and_plan_file_must_agree(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"

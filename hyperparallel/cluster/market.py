@@ -45,11 +45,12 @@ def check_market(cluster: Cluster) -> None:
         if link.kind == "switch" and (named or (index > 0 and link.bytes_s in _LINE_RATES)):
             _check_network(cluster, link)
     own, device = cluster.memory[0], cluster.device
-    if not 0.5 <= own.read_bytes_s / device.memory_bytes_s <= 2.0:
-        allowed = f"about device.memory_bytes_s, {device.memory_bytes_s:.4g} bytes/s: one memory, one rate"
-        raise ClusterError("memory.device.read_bytes_s", own.read_bytes_s, allowed)
     if device.threads is None:
-        _check_memory(cluster)
+        _check_memory("device.memory_bytes_s", device.memory_bytes_s, own.capacity_bytes)
+        _check_memory("memory.device.read_bytes_s", own.read_bytes_s, own.capacity_bytes)
+    if not 0.5 <= own.read_bytes_s / device.memory_bytes_s <= 2.0:
+        allowed = f"about device.memory_bytes_s, {device.memory_bytes_s:.4g} bytes/s: it is the same memory"
+        raise ClusterError("memory.device.read_bytes_s", own.read_bytes_s, allowed, "one rate in both places")
 
 
 def _check_network(cluster: Cluster, link: Fabric) -> None:
@@ -63,14 +64,12 @@ def _check_network(cluster: Cluster, link: Fabric) -> None:
         raise ClusterError(field, link.bytes_s, allowed, in_bits(link.bytes_s))
 
 
-def _check_memory(cluster: Cluster) -> None:
-    """Refuse a fast memory that can be read too often or too seldom in a second."""
-    rate, capacity = cluster.device.memory_bytes_s, cluster.capacity_bytes
-    if rate > max(_FASTER_THAN_SOLD, _MOST_READS * capacity):
-        most = max(_FASTER_THAN_SOLD, _MOST_READS * capacity)
+def _check_memory(field: str, rate: float, capacity: float) -> None:
+    """Refuse a device's memory that is too fast, or too large for its speed."""
+    most = max(_FASTER_THAN_SOLD, _MOST_READS * capacity)
+    if rate > most:
         allowed = f"at most {most:.4g} bytes/s with {capacity / 1e9:,.4g} GB ({_ESCAPE})"
-        hint = "bytes per second of one device (3.35 TB/s is 3.35e12)"
-        raise ClusterError("device.memory_bytes_s", rate, allowed, hint)
+        raise ClusterError(field, rate, allowed, "bytes per second of one device (3.35 TB/s is 3.35e12)")
     most = min(_MOST_FAST, rate / _LEAST_READS)
     if rate >= _FAST and capacity > most:
         allowed = f"at most {most:.4g} bytes on one device with {rate / 1e12:.4g} TB/s ({_ESCAPE})"

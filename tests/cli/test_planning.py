@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from hyperparallel.cli.__main__ import app
+from hyperparallel.cli.planning import Wanted, job_of
+from hyperparallel.errors import UserError
 from hyperparallel.plan.plan import Plan
 from hyperparallel.plan.simulate import read_trace
 
@@ -92,8 +95,6 @@ def test_reads_a_cluster_file_and_a_model_folder(tmp_path: Path) -> None:
         (["plan", "qwen3-0.6b", "--cluster", "h100", "--seq", "-1"], "a whole number of at least 1"),
         (["plan", "qwen3-0.6b", "--cluster", "h100", "--seq", "0"], "a whole number of at least 1"),
         (["plan", "qwen3-0.6b", "--cluster", "h100", "--global-batch", "0"], "write --global-batch 256"),
-        (["sweep", "qwen3-0.6b", "--cluster", "h100", "--seq", "0"], "--seq: got 0"),
-        (["sweep", "qwen3-0.6b", "--cluster", "h100", "--global-batch", "0"], "--global-batch: got 0"),
         (["plan", "deepseek-v3", "--cluster", "h100", "--devices", "8"], "GB more than its"),
     ],
 )
@@ -146,8 +147,6 @@ def test_a_wrong_cluster_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_fabric_is_said_to_be_one_device(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     from hyperparallel.cluster.presets import preset
 
     (tmp_path / "m.yaml").write_text(replace(preset("h100"), fabric=()).to_yaml())
@@ -157,6 +156,14 @@ def test_a_machine_without_fabric_is_said_to_be_one_device(tmp_path: Path) -> No
     assert "fabric" not in _run(*words, "--devices", "1").output
     more = _run(*words, "--devices", "8")
     assert more.exit_code == 2 and "no fabric tier connects devices" in more.stderr
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize("name", ["seq", "global_batch"])
+def test_zero_is_not_taken_for_the_default(name: str, value: int) -> None:
+    wanted = replace(Wanted("qwen3-0.6b", "h100"), **{name: value})
+    with pytest.raises(UserError, match=rf"got {value}; allowed: a whole number of at least 1"):
+        job_of(wanted)
 
 
 def test_plans_without_torch() -> None:

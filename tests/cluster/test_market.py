@@ -106,3 +106,18 @@ def test_both_rates_of_the_own_memory_must_agree() -> None:
     slow = replace(h100.memory[0], read_bytes_s=0.4e12)
     with pytest.raises(ClusterError, match=r"memory\.device\.read_bytes_s: .*about device\.memory_bytes_s"):
         read(replace(h100, memory=(slow, *h100.memory[1:])))
+
+
+def test_the_rate_of_the_two_that_is_too_high_is_named() -> None:
+    h100 = preset("h100")
+    fast, tier = replace(h100.device, memory_bytes_s=26.8e12), replace(h100.memory[0], read_bytes_s=26.8e12)
+    with pytest.raises(ClusterError, match=r"^device\.memory_bytes_s: got 26800000000000"):
+        read(replace(h100, device=fast))
+    with pytest.raises(ClusterError, match=r"^memory\.device\.read_bytes_s: got 26800000000000"):
+        read(replace(h100, memory=(tier, *h100.memory[1:])))
+
+
+def test_any_machine_can_be_built_in_python() -> None:
+    h100 = preset("h100", 16)
+    fast = replace(h100.fabric[1], bytes_s=400e9)
+    assert replace(h100, fabric=(h100.fabric[0], fast)).link("infiniband").bytes_s == 400e9

@@ -45,10 +45,13 @@ def show(
 
 
 def _read(path: Path) -> Derived:
-    from hyperparallel.errors import UserError
+    from hyperparallel.errors import PlanError, UserError
     from hyperparallel.plan.derived import Derived
 
     try:
         return Derived.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError("plan", str(path), f"a readable file ({error})") from None
+    except OSError as error:
+        raise UserError("plan", str(path), f"a readable file ({error.strerror})") from None
+    except (PlanError, UnicodeDecodeError):
+        allowed = "the program that `hyperparallel plan MODEL --mesh dp=2,tp=2 --save FILE.json` saves"
+        raise UserError("plan", str(path), allowed) from None

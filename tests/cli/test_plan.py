@@ -89,6 +89,16 @@ def test_mistakes_are_one_clear_line(words: list[str], said: str) -> None:
 
 
 @pytest.mark.pure
+@pytest.mark.parametrize("text", ['{"model": "llama3.1-8b",\n "plans": []}', "no JSON", "\0"])
+def test_show_names_the_file_that_is_no_program(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "numbers.json"
+    file.write_text(text)
+    done = _run("show", str(file))
+    (line,) = done.stderr.strip().splitlines()
+    assert done.exit_code == 2 and f"got '{file}'" in line and "--save FILE.json" in line
+
+
+@pytest.mark.pure
 @pytest.mark.parametrize("command", ["show", "plan", "train"])
 def test_a_plan_file_in_place_of_a_model_is_told_where_it_goes(tmp_path: Path, command: str) -> None:
     file = tmp_path / "p.yaml"

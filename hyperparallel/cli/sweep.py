@@ -73,6 +73,7 @@ def points_of(
     from hyperparallel.cli.planning import Wanted, job_of
     from hyperparallel.cluster.cluster import Cluster
     from hyperparallel.errors import ClusterError, PlanError
+    from hyperparallel.plan.search.fixed import check_fixed
     from hyperparallel.plan.search.sweep import combinations, impossible, point_of
     from hyperparallel.workload.presets import load_model
 
@@ -82,6 +83,7 @@ def points_of(
     for one in combinations(values):
         try:
             job = job_of(Wanted(**one, dtype=dtype))
+            check_fixed(job, limits)
         except (ClusterError, PlanError) as error:
             own = {what: known[one[what]] for what, known in names.items()}
             points.append(impossible({**one, **own}, error))

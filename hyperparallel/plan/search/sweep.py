@@ -134,10 +134,12 @@ def shortfall(job: Job, limits: Limits, constants: Constants) -> str | None:
 
 
 def impossible(asked: Mapping[str, Any], error: UserError) -> Point:
-    """A point whose job could not even be stated: devices that the machine cannot have, an unknown dtype."""
+    """A point that no plan can have: devices that the machine cannot have, a format, a fixed size."""
+    would = f"; {error.instead} would do" if error.instead else ""
+    if error.field == "--fix":
+        return Point(asked, None, error, f"no {error.given}{would}")
     if not isinstance(error.given, int):
         return Point(asked, None, error, f"not in {error.given}")
-    would = f"; {error.instead} would do" if error.instead else ""
     return Point(asked, None, error, f"not with {error.given:,} {error.field.removeprefix('--')}{would}")
 
 

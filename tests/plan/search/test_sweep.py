@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 from hyperparallel.cli.__main__ import app
 from hyperparallel.cli.planning import Wanted, planned
+from hyperparallel.cli.sweep import points_of
 from hyperparallel.plan.search.find import OBJECTIVES, Objective
 from hyperparallel.plan.search.job import Job
 from hyperparallel.plan.search.planner import plan_job
 from hyperparallel.plan.search.report import rows as plan_rows
+from hyperparallel.plan.search.space import Limits
 from hyperparallel.plan.search.sweep import (
     COLUMNS,
     TITLES,
@@ -229,3 +231,11 @@ def test_numbers_below_one_are_refused(option: str, text: str, instead: str) -> 
 def test_no_names_are_refused() -> None:
     assert "MODEL: got ','" in run(",", "--cluster", "h100").stderr
     assert "--cluster: got ''" in run("qwen3-0.6b", "--cluster", "").stderr
+
+
+def test_a_fixed_size_that_a_machine_cannot_have_costs_its_own_points() -> None:
+    values = {"model": ["llama3.1-8b"], "cluster": ["h100"], "devices": [8, 64], "seq": [4096]}
+    values["global_batch"] = [64]
+    points = points_of(values, "bf16", "time", Limits(fixed=(("dp", 64),)))
+    assert points[0].missing == "no dp=64; dp=8 would do"
+    assert points[1].missing == "" and points[1].record()["step_seconds"] > 0

@@ -22,8 +22,8 @@ from typing import Any
 
 from hyperparallel.mpmd.bubble import most_in_flight
 from hyperparallel.plan.cost.memory import first_chunk_held
+from hyperparallel.plan.search.prices import Prices
 from hyperparallel.plan.search.stages import ACTIONS, Split, even_split, layer_kinds
-from hyperparallel.plan.search.step import Prices
 from hyperparallel.plan.strategy import RECOMPUTE, Strategy
 
 MOST_RUNS = 6

@@ -14,11 +14,12 @@ from hyperparallel.plan.search.advice import too_large
 from hyperparallel.plan.search.balance import LEAST_GAIN, balanced
 from hyperparallel.plan.search.find import OBJECTIVES, Objective, find, rank_key
 from hyperparallel.plan.search.job import Job
+from hyperparallel.plan.search.prices import Prices
 from hyperparallel.plan.search.pricing import Prediction, Table
 from hyperparallel.plan.search.reasons import Reason, loses, reasons
 from hyperparallel.plan.search.space import EVERYTHING, Limits
 from hyperparallel.plan.search.stages import Split
-from hyperparallel.plan.search.step import Prices, Simulated, num_actions, simulated_step
+from hyperparallel.plan.search.step import Simulated, num_actions, simulated_step
 from hyperparallel.plan.search.traffic import Link, link_loads
 from hyperparallel.plan.search.validity import warnings
 from hyperparallel.plan.strategy import Candidates

@@ -14,8 +14,9 @@ from hyperparallel.plan.cost.memory import first_chunk_held, memory_of
 from hyperparallel.plan.cost.price import step_seconds
 from hyperparallel.plan.cost.rows import Rows
 from hyperparallel.plan.search.balance import balanced
+from hyperparallel.plan.search.prices import Prices
 from hyperparallel.plan.search.pricing import predict
-from hyperparallel.plan.search.step import Prices, simulated_step
+from hyperparallel.plan.search.step import simulated_step
 from hyperparallel.plan.strategy import Candidates, Strategy
 from hyperparallel.workload.hf_config import model_from_config
 from hyperparallel.workload.linear import total_flops

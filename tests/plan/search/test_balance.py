@@ -10,8 +10,9 @@ import pytest
 from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.search.balance import balanced, closed_seconds
 from hyperparallel.plan.search.job import Job
+from hyperparallel.plan.search.prices import Prices
 from hyperparallel.plan.search.stages import ACTIONS, Split, even_split, layer_kinds
-from hyperparallel.plan.search.step import Prices, simulated_step
+from hyperparallel.plan.search.step import simulated_step
 from hyperparallel.plan.strategy import Strategy
 from tests.plan.search.sample import job, tight
 

@@ -12,9 +12,10 @@ from hyperparallel.mpmd.bubble import bubble_share
 from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.search.find import find
 from hyperparallel.plan.search.job import Job
+from hyperparallel.plan.search.prices import Prices
 from hyperparallel.plan.search.pricing import predict
 from hyperparallel.plan.search.stages import Split, even_split
-from hyperparallel.plan.search.step import MOST_ACTIONS, Prices, simulated_step
+from hyperparallel.plan.search.step import MOST_ACTIONS, simulated_step
 from hyperparallel.plan.strategy import Strategy
 from hyperparallel.workload.presets import gpt
 from tests.plan.search.sample import job, tight

@@ -11,26 +11,33 @@ is light, half or all, offload what is saved), t[r, a] seconds of a layer and mi
                states + sum n (state bytes + in flight of the rank * b) <= capacity, and the same for the host
                all layers placed, none of a run before the run in front of it is done
 
+In flight are as many microbatches of all chunks of a rank; where chunks differ, more may be of the larger
+ones, so what comes out is held against the order of actions (`account.held`) and the program solved again
+with less room, `TRIES` times at most.
+
 A model whose layers alternate in more than `MOST_RUNS` runs is placed as layers of mean cost.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hyperparallel.mpmd.bubble import most_in_flight
 from hyperparallel.plan.cost.memory import first_chunk_held
+from hyperparallel.plan.search.account import held, state_shares
 from hyperparallel.plan.search.prices import Prices
 from hyperparallel.plan.search.stages import ACTIONS, Split, even_split, layer_kinds
-from hyperparallel.plan.strategy import RECOMPUTE, Strategy
+from hyperparallel.plan.search.step import order_of
+from hyperparallel.plan.strategy import Strategy
 
 MOST_RUNS = 6
 LEAST_GAIN = 0.003
 """Share of the step below which an uneven split isn't worth its irregularity."""
 
 SOLVER_SECONDS = 1.0
+TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,8 @@ class _Facts:
     cold: float
     front: float
     front_bytes: float
+    edge: float
+    logits: float
 
     @property
     def stages(self) -> int:
@@ -59,13 +68,23 @@ class _Facts:
 def balanced(prices: Prices) -> Split | None:
     """A better split than even parts with one recomputation for all; None where there is none."""
     facts = _facts(prices)
-    even = even_split(prices.job, prices.strategy)
-    found = _solve(facts)
-    if found is None:
-        return None
-    split = _split(prices, facts, found)
-    before, after = closed_seconds(prices, even), closed_seconds(prices, split)
-    return split if after < before * (1.0 - LEAST_GAIN) else None
+    room, host_room = facts.capacity, facts.host_room + prices.host_bytes()
+    even, order = even_split(prices.job, prices.strategy), order_of(prices.job, prices.strategy)
+    for _ in range(TRIES):
+        found = _solve(facts)
+        if found is None:
+            return None
+        split = _split(prices, facts, found)
+        if closed_seconds(prices, split) >= closed_seconds(prices, even) * (1.0 - LEAST_GAIN):
+            return None
+        kept = held(prices, split, order, state_shares(prices, split))
+        over, away = kept.peak_bytes - room, kept.host_bytes - host_room
+        if over <= 1.0 and away <= 1.0:
+            return split
+        facts = replace(
+            facts, capacity=facts.capacity - max(over, 0.0), host_room=facts.host_room - max(away, 0.0)
+        )
+    return None
 
 
 def closed_seconds(prices: Prices, split: Split) -> float:
@@ -90,8 +109,8 @@ def _cold(prices: Prices) -> float:
 def _front_held(prices: Prices) -> float:
     """Bytes that encoders keep of all microbatches in flight."""
     r = prices.table.rows.row
-    held = first_chunk_held(r["pp"], r["microbatches"], r["virtual"], r["schedule"])
-    return float(r["front_saved"][RECOMPUTE.index(prices.strategy.recompute)] * held[0])
+    chunks = first_chunk_held(r["pp"], r["microbatches"], r["virtual"], r["schedule"])
+    return float(prices.front_saved_bytes() * chunks[0])
 
 
 def _facts(prices: Prices) -> _Facts:
@@ -109,7 +128,8 @@ def _facts(prices: Prices) -> _Facts:
         runs, seconds = [(-1, len(kinds))], [mean]
     else:
         seconds = [[prices.layer(kind, a) for a in actions] for kind, _ in runs]
-    held, working = prices.static_bytes()
+    static, working = prices.static_bytes()
+    edge = 2.0 * float(prices.row["boundary_bytes"]) if strategy.pp > 1 else 0.0
     states = prices.layer_state_bytes()
     count = math.ceil(len(kinds) / strategy.pp)
     room = math.inf
@@ -123,16 +143,18 @@ def _facts(prices: Prices) -> _Facts:
         seconds,
         [prices.saved_bytes(a) for a in actions],
         states,
-        held - states * len(kinds) / strategy.pp + working,
+        static - states * len(kinds) / strategy.pp + working,
         max(
             job.cluster.capacity_bytes,
-            held + working + prices.in_flight() * count * prices.own_saved() + _front_held(prices),
+            static + working + prices.in_flight() * (count * prices.own_saved() + edge) + _front_held(prices),
         ),
         room,
         head.compute + head.tensor,
         _cold(prices),
         front.compute + front.tensor + front.gather,
         _front_held(prices),
+        edge,
+        prices.working_bytes(last=True) - working,
     )
 
 
@@ -163,13 +185,14 @@ def _solve(facts: _Facts) -> dict[tuple[int, int, int], int] | None:
         head += facts.front if rank == 0 else 0.0
         weights = {c: -facts.seconds[run][action] for (_, run, action), c in mine.items()}
         program.weighted({longest: 1.0, **weights}, head, math.inf)
-        held = _held(facts, rank)
-        bytes_of = {c: facts.states + held * facts.saved[action] for (_, _, action), c in mine.items()}
-        fixed = facts.fixed + (facts.front_bytes if rank == 0 else 0.0)
+        flying = _held(facts, rank)
+        bytes_of = {c: facts.states + flying * facts.saved[action] for (_, _, action), c in mine.items()}
+        fixed = facts.fixed + flying * facts.edge + (facts.front_bytes if rank == 0 else 0.0)
+        fixed += facts.logits if rank == (stages - 1) % s.pp else 0.0
         program.weighted(_scaled(bytes_of, facts.capacity), -math.inf, 1.0 - fixed / facts.capacity)
         if len(facts.saved) == len(ACTIONS) and math.isfinite(facts.host_room):
             away = {
-                c: held * facts.saved[0] for (_, _, action), c in mine.items() if action == len(ACTIONS) - 1
+                c: flying * facts.saved[0] for (_, _, action), c in mine.items() if action == len(ACTIONS) - 1
             }
             program.weighted(
                 _scaled(away, facts.capacity), -math.inf, max(facts.host_room, 0.0) / facts.capacity

@@ -54,6 +54,7 @@ class Prices:
         self.table = Table(job, Candidates.of(every), constants)
         self.times: SegmentTimes = self.table.times()
         self.row = {name: column[0] for name, column in self.table.rows.row.items()}
+        self.own_row = RECOMPUTE.index(strategy.recompute)
 
     def _pass(self, segment: int, recompute: str) -> Pass:
         i = segment * len(RECOMPUTE) + RECOMPUTE.index(recompute)
@@ -155,10 +156,25 @@ class Prices:
 
     def static_bytes(self) -> tuple[float, float]:
         """(states and overhead, working) of the fullest rank."""
-        memory = self.table.memory()
-        i = RECOMPUTE.index(self.strategy.recompute)
+        memory, i = self.table.memory(), self.own_row
         held = memory.parameters[i] + memory.gradients[i] + memory.optimizer[i] + memory.overhead[i]
         return float(held), float(memory.working[i])
+
+    def overhead_bytes(self) -> float:
+        """What is on the device whatever the plan."""
+        return float(self.table.memory().overhead[self.own_row])
+
+    def working_bytes(self, last: bool) -> float:
+        """Of a stage that runs backward; the last one has the logits too."""
+        r, (_, working) = self.table.rows.row, self.static_bytes()
+        if not last or self.strategy.pp == 1:
+            return working
+        i = self.own_row
+        return max(working, float(r["logit_bytes"][i] * r["logits"][i] + r["norm_bytes"][i]))
+
+    def front_saved_bytes(self) -> float:
+        """What encoders keep of a microbatch."""
+        return float(self.table.rows.row["front_saved"][self.own_row])
 
     def boundary_seconds(self) -> float:
         """Of an activation or gradient that goes to the next stage."""

@@ -5,8 +5,10 @@ beside it, and what the cost model calls exposed follows it, so that without a p
 has the parts of the closed form. Boundaries between stages are messages of their own that compete with the
 others for the links (`traffic.shares`); gradients are reduced beside the last backward and behind it.
 
-Where a step has more actions than `MOST_ACTIONS`, fewer microbatches are simulated and the rest is added at
-the pace of the fullest rank (`Simulated.skipped`).
+Where a step has more actions than `MOST_ACTIONS`, or no pipeline and more than `ALONE` microbatches, fewer
+are simulated and the rest is added at the pace of the fullest rank (`Simulated.skipped`). Never so few that
+less would be in flight than in the whole step, so the peak of memory is that of the whole step. Saved
+activations come and go part by part.
 """
 
 from __future__ import annotations
@@ -16,16 +18,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hyperparallel.mpmd import Action, Message, schedule
+from hyperparallel.mpmd import Action, Message, Schedule, schedule
 from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.cost.price import gradient_seconds, step_seconds
+from hyperparallel.plan.search.account import Held, edge_bytes, held, state_shares, time_parts
 from hyperparallel.plan.search.job import Job
 from hyperparallel.plan.search.prices import NOTHING, Pass, Prices
 from hyperparallel.plan.search.stages import Split, even_split
 from hyperparallel.plan.simulate import Piece, Pieces, Timeline, pipeline_tasks, simulate
-from hyperparallel.plan.strategy import RECOMPUTE, Strategy
+from hyperparallel.plan.strategy import Strategy
 
-MOST_ACTIONS = 1500
+MOST_ACTIONS, ALONE = 1500, 8
 WANTED_PIECES = 400
 """Pieces that a timeline should have at least, where layers are many enough."""
 
@@ -33,13 +36,17 @@ WANTED_PIECES = 400
 @dataclass(frozen=True)
 class Simulated:
     """A simulated step. timeline: of the microbatches that were simulated; seconds: of the whole step;
-    skipped: microbatches that were added at the steady pace; split: layers and recomputation by stage."""
+    skipped: microbatches that were added at the steady pace; split: layers and recomputation by stage;
+    refined: whether those differ from even ones; parts: of the seconds, adding up to them; held: memory."""
 
     strategy: Strategy
     split: Split
     timeline: Timeline
     seconds: float
     skipped: int
+    refined: bool
+    parts: Mapping[str, float]
+    held: Held
 
 
 def simulated_step(
@@ -51,18 +58,26 @@ def simulated_step(
 ) -> Simulated:
     """Simulate a step; split: uneven stages or recomputation, by default even ones."""
     used = prices or Prices(job, strategy, constants or Constants())
-    split = split or even_split(job, strategy)
+    refined, split = split is not None, split or even_split(job, strategy)
     total = job.global_batch // (strategy.dp * strategy.microbatch)
-    count = min(total, fewest_microbatches(strategy, total))
-    named = "interleaved" if strategy.virtual > 1 else strategy.schedule
-    order = schedule(named, strategy.pp, count, strategy.virtual)
+    order = order_of(job, strategy)
+    count = fewest_microbatches(strategy, total)
     builder = _Builder(used, split, count, sum(len(actions) for actions in order))
     tasks = pipeline_tasks(order, builder.pieces, builder.message, builder.finish)
     timeline = simulate(tasks)
-    rest = (total - count) * builder.pace()
+    seconds = timeline.step_seconds + (total - count) * builder.pace()
     facts = {"model": job.model.name, "cluster": job.cluster.name, "strategy": strategy.words()}
     timeline = replace(timeline, facts=facts)
-    return Simulated(strategy, split, timeline, timeline.step_seconds + rest, total - count)
+    parts = builder.parts_of(total, seconds)
+    memory = held(used, split, order, builder.shares)
+    return Simulated(strategy, split, timeline, seconds, total - count, refined, parts, memory)
+
+
+def order_of(job: Job, strategy: Strategy) -> Schedule:
+    """Every rank's actions, of as many microbatches as are simulated."""
+    count = fewest_microbatches(strategy, job.global_batch // (strategy.dp * strategy.microbatch))
+    named = "interleaved" if strategy.virtual > 1 else strategy.schedule
+    return schedule(named, strategy.pp, count, strategy.virtual)
 
 
 def num_actions(job: Job, strategy: Strategy) -> int:
@@ -75,8 +90,9 @@ def num_actions(job: Job, strategy: Strategy) -> int:
 def fewest_microbatches(strategy: Strategy, total: int) -> int:
     """How many microbatches are simulated: all of few, else so many that the pipeline is full for a while."""
     p, v = strategy.pp, strategy.virtual
-    full = p if v > 1 else 2 * p
-    wanted = max(MOST_ACTIONS // (2 * p * v), full, 4)
+    if p == 1:
+        return min(total, ALONE)
+    wanted = max(MOST_ACTIONS // (2 * p * v), 2 * p, 4)
     return min(total, max(wanted // p * p, p))
 
 
@@ -87,11 +103,11 @@ class _Builder:
         self.prices, self.split, self.microbatches = prices, split, microbatches
         strategy = prices.strategy
         self.halves = strategy.schedule == "zb-h1" and strategy.pp > 1
-        self.parts = max(1, WANTED_PIECES // actions)
+        self.count = max(1, WANTED_PIECES // actions)
         self.step = step_seconds(prices.table.rows, prices.constants, prices.times)
-        self.row = RECOMPUTE.index(strategy.recompute)
+        self.row = prices.own_row
         self.begun: set[int] = set()
-        self.states, self.working = prices.static_bytes()
+        self.shares = state_shares(prices, split)
         self.last_stage = len(split.stages) - 1
         self.boundary = prices.boundary_seconds()
         self.known: dict[tuple[str, int], Pieces] = {}
@@ -107,11 +123,16 @@ class _Builder:
         if rank not in self.begun:
             self.begun.add(rank)
             first = found.pieces[0]
-            first = first._replace(alloc_bytes=first.alloc_bytes + self.states)
+            first = first._replace(alloc_bytes=first.alloc_bytes + self._states(rank))
             found = self._beside("parameters", Pieces([first, *found.pieces[1:]], found.output), rank)
         if action.kind in "BW" and action.microbatch == self.microbatches - 1 and action.stage == rank:
             found = self._beside("gradients", found, rank)
         return found
+
+    def _states(self, rank: int) -> float:
+        whole, _ = self.prices.static_bytes()
+        overhead = self.prices.overhead_bytes()
+        return overhead + (whole - overhead) * self.shares[rank]
 
     def _beside(self, name: str, found: Pieces, rank: int) -> Pieces:
         """Half of what is hidden of the data axis travels beside the first forward (updated parameters),
@@ -133,40 +154,34 @@ class _Builder:
         return self.prices.demand("dp", "all_reduce", rank, seconds, 2.0 * self.prices.row["params"])
 
     def _pieces(self, kind: str, stage: int) -> list[Piece]:
-        """Parts of layers, one behind another."""
-        layers = self.split.stages[stage]
-        p = self.prices
-        count = max(1, min(self.parts, len(layers)))
+        """Parts of layers, one behind another, backward from the last to the first; each brings or takes what
+        is saved of it."""
+        layers, p = self.split.stages[stage], self.prices
+        count = max(1, min(self.count, len(layers)))
         bounds = [round(i * len(layers) / count) for i in range(count + 1)]
-        held = sum(p.saved_bytes(recompute) for _, recompute in layers)
-        held += 2.0 * p.row["boundary_bytes"] / p.strategy.virtual if p.strategy.pp > 1 else 0.0
-        held += float(p.table.rows.row["front_saved"][self.row]) if stage == 0 else 0.0
-        found: list[Piece] = []
         backward = kind != "F"
-        for i in range(count):
+        places = list(range(count))[:: -1 if backward else 1]
+        working = p.working_bytes(stage == self.last_stage) if kind in "BI" else 0.0
+        name = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}[kind]
+        share = 2 / 3 if kind == "B" else 1 / 3
+        found: list[Piece] = []
+        for i in places:
             part = layers[bounds[i] : bounds[i + 1]]
             whole, again = self._sum(kind, part)
-            edge = (i == 0) if backward else (i == count - 1)
-            share = 2 / 3 if kind == "B" else 1 / 3
-            if stage == self.last_stage and edge:
+            kept = sum(p.saved_bytes(action) for _, action in part)
+            if stage == self.last_stage and i == count - 1:
                 whole = whole.plus(p.head().scaled(share))
-            if stage == 0 and (i == count - 1 if backward else i == 0):
-                whole = whole.plus(p.front().scaled(share))
+            if i == 0:
+                kept += edge_bytes(p, stage)
+                whole = whole.plus(p.front().scaled(share)) if stage == 0 else whole
+            begin = len(found)
             if again.compute > 0.0:
                 self._part(found, again, "recompute", stage)
-            name = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}[kind]
             self._part(found, whole, name, stage)
-        first, last = found[0], found[-1]
-        if kind == "F":
-            found[0] = first._replace(alloc_bytes=held)
-        elif kind == "I":
-            found[0] = first._replace(alloc_bytes=self.working)
-            found[-1] = found[-1]._replace(free_bytes=self.working)
-        elif kind == "B":
-            found[0] = first._replace(alloc_bytes=self.working)
-            found[-1] = found[-1]._replace(free_bytes=held + self.working)
-        else:
-            found[-1] = last._replace(free_bytes=held)
+            taken = (kept if kind == "F" else 0.0) + (working if i == places[0] else 0.0)
+            given = (kept if kind in "BW" else 0.0) + (working if i == places[-1] else 0.0)
+            found[begin] = found[begin]._replace(alloc_bytes=taken)
+            found[-1] = found[-1]._replace(free_bytes=given)
         return found
 
     def _sum(self, kind: str, layers: Sequence[tuple[int, str]]) -> tuple[Pass, Pass]:
@@ -236,8 +251,13 @@ class _Builder:
         busy = [0.0] * p.strategy.pp
         for stage, layers in enumerate(self.split.stages):
             busy[stage % p.strategy.pp] += sum(p.layer(kind, recompute) for kind, recompute in layers)
-        head = p.head()
-        busy[self.last_stage % p.strategy.pp] += head.compute + head.tensor
-        front = p.front()
-        busy[0] += front.compute + front.tensor + front.gather
+        head, front = p.head(), p.front()
+        busy[self.last_stage % p.strategy.pp] += head.compute + head.tensor + head.experts + head.gather
+        busy[0] += front.compute + front.tensor + front.experts + front.gather
         return max(busy)
+
+    def parts_of(self, microbatches: int, seconds: float) -> dict[str, float]:
+        """Of a step of so many microbatches and seconds."""
+        exposed, _ = self._gradients()
+        update = float(self.step.optimizer[self.row])
+        return time_parts(self.prices, self.split, microbatches, seconds, exposed, update)

@@ -95,3 +95,25 @@ def test_even_parts_stay_where_nothing_is_gained() -> None:
     strategy = Strategy(pp=4, dp=2)
     assert balanced(Prices(one, strategy, Constants())) is None
     assert even_split(one, strategy).counts() == (4, 4, 4, 4)
+
+
+@pytest.mark.parametrize("strategy", [
+    Strategy(pp=4, dp=2, virtual=4, recompute="full"), Strategy(pp=8, virtual=2, recompute="full"),
+    Strategy(pp=4, dp=2, recompute="full"), Strategy(pp=4, dp=2, schedule="zb-h1", recompute="alternate"),
+], ids=Strategy.words)  # fmt: skip
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_what_is_found_fits_on_the_clock_too(strategy: Strategy, share: float) -> None:
+    """Chunks of one layer each, boundaries and logits that count: the timeline's peak must stay in memory."""
+    one = without_host(tight(layers=32, capacity=80e9))
+    one = replace(one, model=replace(one.model, vocab=200000))
+    low, high = (
+        simulated_step(one, replace(strategy, recompute=r)).timeline.peak_bytes() for r in ("full", "none")
+    )
+    own = replace(one.cluster.memory[0], capacity_bytes=low + share * (high - low))
+    one = replace(one, cluster=replace(one.cluster, memory=(own,)))
+    prices = Prices(one, strategy, Constants())
+    even = simulated_step(one, strategy, prices=prices).timeline.peak_bytes()
+    found = balanced(prices)
+    if found is not None:
+        peak = simulated_step(one, strategy, found, prices=prices).timeline.peak_bytes()
+        assert peak <= max(own.capacity_bytes, even) + 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Literal
 
 import pytest
@@ -15,7 +16,7 @@ from hyperparallel.plan.search.job import Job
 from hyperparallel.plan.search.prices import Prices
 from hyperparallel.plan.search.pricing import predict
 from hyperparallel.plan.search.stages import Split, even_split
-from hyperparallel.plan.search.step import MOST_ACTIONS, simulated_step
+from hyperparallel.plan.search.step import ALONE, MOST_ACTIONS, simulated_step
 from hyperparallel.plan.strategy import Strategy
 from hyperparallel.workload.presets import gpt
 from tests.plan.search.sample import job, tight
@@ -31,6 +32,12 @@ STRATEGIES = [
     Strategy(tp=2, pp=2, dp=2, sp=True, microbatch=2),
     Strategy(pp=4, dp=2, schedule="zb-h1"),
     Strategy(pp=2, dp=4, virtual=2),
+]
+
+DEEP = [
+    Strategy(pp=8, virtual=4),
+    Strategy(pp=4, dp=2, virtual=4, recompute="light"),
+    Strategy(tp=2, pp=4, sp=True, microbatch=2),
 ]
 
 
@@ -105,6 +112,68 @@ def _large() -> tuple:  # type: ignore[type-arg]
     from hyperparallel.workload.presets import load_model
 
     return load_model("llama3.1-405b"), preset("h100", 98304), 8192, 12288
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, *DEEP], ids=Strategy.words)
+def test_parts_add_up_and_the_peak_is_that_of_the_timeline(strategy: Strategy) -> None:
+    one = job("llama3.1-8b", batch=256, seq=4096)
+    even = even_split(one, strategy)
+    kinds = [kind for stage in even.stages for kind, _ in stage]
+    moved = [(kind, "offload" if i == 0 else "light" if i % 5 else "full") for i, kind in enumerate(kinds)]
+    counts = [len(stage) for stage in even.stages]
+    if len(counts) > 1:
+        counts[0], counts[-1] = counts[0] - 1, counts[-1] + 1
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    uneven = Split(tuple(tuple(moved[end - n : end]) for n, end in zip(counts, ends, strict=True)))
+    for split in (None, uneven):
+        step = simulated_step(one, strategy, split)
+        assert step.refined == (split is not None)
+        assert sum(step.parts.values()) == pytest.approx(step.seconds)
+        assert sum(step.held.parts.values()) == pytest.approx(step.timeline.peak_bytes())
+        assert min(step.parts.values()) > -1e-6
+    (closed,) = predict(one, [strategy], Constants())
+    even_step = simulated_step(one, strategy)
+    assert even_step.held.peak_bytes == pytest.approx(closed.peak_bytes)
+    assert even_step.held.host_bytes == pytest.approx(closed.host_bytes)
+
+
+def test_host_memory_holds_offloaded_activations_of_all_microbatches_in_flight() -> None:
+    one = job("llama3.1-8b", batch=64, seq=4096)
+    strategy = Strategy(pp=4, dp=2)
+    prices = Prices(one, strategy, Constants())
+    even = even_split(one, strategy)
+    moved = Split(tuple(tuple((kind, "offload") for kind, _ in stage) for stage in even.stages))
+    step = simulated_step(one, strategy, moved, prices=prices)
+    assert step.held.host_bytes == pytest.approx(4 * 8 * prices.saved_bytes("none"))  # of stage 0
+
+
+def test_without_a_pipeline_activations_come_and_go_by_layer() -> None:
+    one = job("llama3.1-8b", batch=8 * 40, seq=4096)
+    strategy = Strategy(dp=8)
+    step = simulated_step(one, strategy)
+    assert step.skipped == 40 - ALONE
+    samples = step.timeline.memory[0]
+    levels = [sample.num_bytes for sample in samples]
+    layer = Prices(one, strategy, Constants()).saved_bytes("none")
+    top = levels.index(max(levels))
+    rises = [b - a for a, b in pairwise(levels[:top])]
+    assert len(rises) >= 16 and all(0 < rise <= 2.001 * layer for rise in rises)
+    low = next(i for i in range(top, len(levels)) if levels[i] < levels[0])
+    falls = [a - b for a, b in pairwise(levels[top:low])]
+    assert len(falls) >= 16 and all(0 < fall <= 2.001 * layer for fall in falls)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:5], ids=Strategy.words)
+def test_few_microbatches_stand_for_all_without_a_pipeline(
+    strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job("llama3.1-8b", batch=256, seq=4096)
+    few = simulated_step(one, strategy)
+    monkeypatch.setattr("hyperparallel.plan.search.step.ALONE", 10**6)
+    every = simulated_step(one, strategy)
+    assert few.skipped > 0 and every.skipped == 0
+    assert few.seconds == pytest.approx(every.seconds, rel=2e-3)
+    assert few.timeline.peak_bytes() == pytest.approx(every.timeline.peak_bytes())
 
 
 def test_even_split_places_every_layer_once() -> None:

@@ -87,7 +87,7 @@ def edge_bytes(prices: Prices, stage: int) -> float:
 
 def held(prices: Prices, split: Split, order: Schedule, shares: Sequence[float]) -> Held:
     """Memory at the peak of the rank that needs most, its actions done in this order; shares: of states."""
-    table = prices.table.memory()
+    table = prices.memory
     every = range(len(split.stages))
     saved = [saved_bytes(prices, split, stage) for stage in every]
     moved = [prices.saved_bytes("none") * sum(a == "offload" for _, a in split.stages[s]) for s in every]

@@ -29,7 +29,7 @@ from hyperparallel.plan.cost.memory import first_chunk_held
 from hyperparallel.plan.search.account import held, state_shares
 from hyperparallel.plan.search.prices import Prices
 from hyperparallel.plan.search.stages import ACTIONS, Split, even_split, layer_kinds
-from hyperparallel.plan.search.step import order_of
+from hyperparallel.plan.search.step import filled_order
 from hyperparallel.plan.strategy import Strategy
 
 MOST_RUNS = 6
@@ -69,7 +69,7 @@ def balanced(prices: Prices) -> Split | None:
     """A better split than even parts with one recomputation for all; None where there is none."""
     facts = _facts(prices)
     room, host_room = facts.capacity, facts.host_room + prices.host_bytes()
-    even, order = even_split(prices.job, prices.strategy), order_of(prices.job, prices.strategy)
+    even, order = even_split(prices.job, prices.strategy), filled_order(prices.job, prices.strategy)
     for _ in range(TRIES):
         found = _solve(facts)
         if found is None:

@@ -7,13 +7,14 @@ bytes are means over kinds. Left out: what depends on the order of actions, whic
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from hyperparallel.plan.cost.collectives import KINDS, collective_seconds
 from hyperparallel.plan.cost.constants import Constants
-from hyperparallel.plan.cost.memory import microbatches_held
+from hyperparallel.plan.cost.memory import Memory, microbatches_held
 from hyperparallel.plan.cost.price import SegmentTimes, zero_bubble_seconds
 from hyperparallel.plan.cost.rows import FRONT, HEAD
 from hyperparallel.plan.search.job import Job
@@ -55,6 +56,11 @@ class Prices:
         self.times: SegmentTimes = self.table.times()
         self.row = {name: column[0] for name, column in self.table.rows.row.items()}
         self.own_row = RECOMPUTE.index(strategy.recompute)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """In closed form, a row for each recomputation."""
+        return self.table.memory()
 
     def _pass(self, segment: int, recompute: str) -> Pass:
         i = segment * len(RECOMPUTE) + RECOMPUTE.index(recompute)
@@ -144,11 +150,11 @@ class Prices:
 
     def host_bytes(self) -> float:
         """Of optimizer states in host memory."""
-        return float(self.table.memory().host[0])
+        return float(self.memory.host[0])
 
     def layer_state_bytes(self) -> float:
         """Parameters, gradients and optimizer states on the device of one layer, a mean over layers."""
-        memory, r = self.table.memory(), self.row
+        memory, r = self.memory, self.row
         held = float(memory.parameters[0] + memory.gradients[0] + memory.optimizer[0])
         inside = r["params"] - r["embedding"] - r["front_params"] + r["expert_params"]
         share = max(float(inside / (r["params"] + r["expert_params"])), 0.0)
@@ -156,13 +162,13 @@ class Prices:
 
     def static_bytes(self) -> tuple[float, float]:
         """(states and overhead, working) of the fullest rank."""
-        memory, i = self.table.memory(), self.own_row
+        memory, i = self.memory, self.own_row
         held = memory.parameters[i] + memory.gradients[i] + memory.optimizer[i] + memory.overhead[i]
         return float(held), float(memory.working[i])
 
     def overhead_bytes(self) -> float:
         """What is on the device whatever the plan."""
-        return float(self.table.memory().overhead[self.own_row])
+        return float(self.memory.overhead[self.own_row])
 
     def working_bytes(self, last: bool) -> float:
         """Of a stage that runs backward; the last one has the logits too."""

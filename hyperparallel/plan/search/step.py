@@ -6,9 +6,9 @@ has the parts of the closed form. Boundaries between stages are messages of thei
 others for the links (`traffic.shares`); gradients are reduced beside the last backward and behind it.
 
 Where a step has more actions than `MOST_ACTIONS`, or no pipeline and more than `ALONE` microbatches, fewer
-are simulated and the rest is added at the pace of the fullest rank (`Simulated.skipped`). Never so few that
-less would be in flight than in the whole step, so the peak of memory is that of the whole step. Saved
-activations come and go part by part.
+are simulated and the rest is added at the pace of the fullest rank (`Simulated.skipped`). Of several chunks a
+stage these may be too few to hold as much at once as the whole step does, which `Simulated.held` counts.
+Saved activations come and go part by part.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ WANTED_PIECES = 400
 class Simulated:
     """A simulated step. timeline: of the microbatches that were simulated; seconds: of the whole step;
     skipped: microbatches that were added at the steady pace; split: layers and recomputation by stage;
-    refined: whether those differ from even ones; parts: of the seconds, adding up to them; held: memory."""
+    refined: whether those differ from even ones; parts: of the seconds, adding up to them; held: memory of
+    the whole step, the peak of the timeline or above."""
 
     strategy: Strategy
     split: Split
@@ -60,8 +61,8 @@ def simulated_step(
     used = prices or Prices(job, strategy, constants or Constants())
     refined, split = split is not None, split or even_split(job, strategy)
     total = job.global_batch // (strategy.dp * strategy.microbatch)
-    order = order_of(job, strategy)
     count = fewest_microbatches(strategy, total)
+    order = order_of(strategy, count)
     builder = _Builder(used, split, count, sum(len(actions) for actions in order))
     tasks = pipeline_tasks(order, builder.pieces, builder.message, builder.finish)
     timeline = simulate(tasks)
@@ -69,15 +70,20 @@ def simulated_step(
     facts = {"model": job.model.name, "cluster": job.cluster.name, "strategy": strategy.words()}
     timeline = replace(timeline, facts=facts)
     parts = builder.parts_of(total, seconds)
-    memory = held(used, split, order, builder.shares)
+    memory = held(used, split, filled_order(job, strategy), builder.shares)
     return Simulated(strategy, split, timeline, seconds, total - count, refined, parts, memory)
 
 
-def order_of(job: Job, strategy: Strategy) -> Schedule:
-    """Every rank's actions, of as many microbatches as are simulated."""
-    count = fewest_microbatches(strategy, job.global_batch // (strategy.dp * strategy.microbatch))
+def order_of(strategy: Strategy, microbatches: int) -> Schedule:
+    """Every rank's actions."""
     named = "interleaved" if strategy.virtual > 1 else strategy.schedule
-    return schedule(named, strategy.pp, count, strategy.virtual)
+    return schedule(named, strategy.pp, microbatches, strategy.virtual)
+
+
+def filled_order(job: Job, strategy: Strategy) -> Schedule:
+    """The same of the first microbatches of a step, so many that no more are ever in flight."""
+    total = job.global_batch // (strategy.dp * strategy.microbatch)
+    return order_of(strategy, total if strategy.schedule == "gpipe" else min(total, 2 * strategy.pp))
 
 
 def num_actions(job: Job, strategy: Strategy) -> int:
@@ -92,7 +98,8 @@ def fewest_microbatches(strategy: Strategy, total: int) -> int:
     p, v = strategy.pp, strategy.virtual
     if p == 1:
         return min(total, ALONE)
-    wanted = max(MOST_ACTIONS // (2 * p * v), 2 * p, 4)
+    full = p if v > 1 else 2 * p
+    wanted = max(MOST_ACTIONS // (2 * p * v), full, 4)
     return min(total, max(wanted // p * p, p))
 
 
@@ -239,7 +246,7 @@ class _Builder:
         update = float(self.step.optimizer[self.row])
         copied = 0.0
         if strategy.offload:
-            copied = float(self.prices.table.memory().host[self.row] * r["host_s_byte"])
+            copied = float(self.prices.memory.host[self.row] * r["host_s_byte"])
             copied = min(copied, update)
             found.append(Piece("states", copied, "copy.host", "host copy"))
         found.append(Piece("update", update - copied, "compute", "update"))

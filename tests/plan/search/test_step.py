@@ -137,6 +137,22 @@ def test_parts_add_up_and_the_peak_is_that_of_the_timeline(strategy: Strategy) -
     assert even_step.held.host_bytes == pytest.approx(closed.host_bytes)
 
 
+def test_memory_is_that_of_the_whole_step_where_few_microbatches_are_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = job("gpt3-175b", devices=64, batch=64, seq=2048)
+    strategy = Strategy(tp=8, pp=8, sp=True, virtual=12, recompute="light")
+    few = simulated_step(one, strategy)
+    (closed,) = predict(one, [strategy], Constants())
+    monkeypatch.setattr("hyperparallel.plan.search.step.MOST_ACTIONS", 10**6)
+    every = simulated_step(one, strategy)
+    assert few.skipped and not every.skipped
+    assert few.seconds == pytest.approx(every.seconds, rel=1e-3)
+    assert few.timeline.peak_bytes() < few.held.peak_bytes - 1e8
+    for peak in (few.held.peak_bytes, every.held.peak_bytes, closed.peak_bytes):
+        assert peak == pytest.approx(every.timeline.peak_bytes())
+
+
 def test_host_memory_holds_offloaded_activations_of_all_microbatches_in_flight() -> None:
     one = job("llama3.1-8b", batch=64, seq=4096)
     strategy = Strategy(pp=4, dp=2)

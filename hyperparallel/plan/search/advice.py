@@ -67,7 +67,7 @@ def too_large(job: Job, limits: Limits, constants: Constants) -> PlanError:
         free = smallest(job, EVERYTHING, 1.0 if has_host else 0.0, constants)
         if free is not None and free.peak_bytes <= capacity and _host_fits(job, free.host_bytes):
             tried.append(f"without --runnable {free.strategy.words()} fits in {_gb(free.peak_bytes)}")
-    if has_host:
+    elif has_host:
         tried += _offloading(job, kept, constants, limits)
     more = devices_that_fit(job, limits, constants)
     instead = f"--devices {more}" if more else None
@@ -87,10 +87,12 @@ def _offloading(job: Job, kept: Prediction, constants: Constants, limits: Limits
         ("parameters there too", states["parameters"]),
     )
     device, away = kept.peak_bytes, 0.0
+    recompute = kept.strategy.recompute
+    how = f"with {recompute} recomputation" if recompute != "none" else "with all activations kept"
     said = []
     for words, num_bytes in moved:
         device, away = device - num_bytes, away + num_bytes
-        need = f"with {kept.strategy.recompute} recomputation and {words}: {_gb(device)} a device"
+        need = f"{how} and {words}: {_gb(device)} a device"
         if device > capacity:
             said.append(f"{need}, still {_gb(device - capacity)} too much")
             continue

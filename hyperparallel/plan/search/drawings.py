@@ -30,6 +30,7 @@ COLOURS = {
     "exposed tensor": "hsl(28 85% 60%)",
     "exposed experts": "hsl(345 70% 66%)",
     "exposed gradients": "hsl(185 45% 42%)",
+    "exposed host": "hsl(0 0% 58%)",
     "bubble": "hsl(0 0% 78%)",
     "optimizer": "hsl(280 40% 70%)",
     "activations": "hsl(150 45% 60%)",
@@ -92,12 +93,20 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def memory_chart(timeline: Timeline, capacity: float, width: int = 1140, height: int = 230) -> str:
-    """Memory in use on the first, a middle and the last rank, under the capacity, as SVG."""
+def followed_ranks(timeline: Timeline) -> list[int]:
+    """Ranks whose memory is drawn: the first, a middle, the last and the fullest."""
     ranks = [rank for rank in timeline.ranks if rank in timeline.memory]
     if not ranks:
+        return []
+    fullest = max(ranks, key=timeline.peak_bytes)
+    return sorted({ranks[0], ranks[len(ranks) // 2], ranks[-1], fullest})
+
+
+def memory_chart(timeline: Timeline, capacity: float, width: int = 1140, height: int = 230) -> str:
+    """Memory in use on some ranks, the fullest among them, under the capacity, as SVG."""
+    chosen = followed_ranks(timeline)
+    if not chosen:
         return "not followed"
-    chosen = list(dict.fromkeys((ranks[0], ranks[len(ranks) // 2], ranks[-1])))
     top, left, bottom = 1.08 * max(capacity, timeline.peak_bytes()), 62, height - 24
     seconds = timeline.step_seconds or 1.0
 
@@ -118,7 +127,7 @@ def memory_chart(timeline: Timeline, capacity: float, width: int = 1140, height:
         'stroke="hsl(0 70% 55%)" stroke-dasharray="6 4"/>'
         f'<text x="{width - 10}" y="{y(capacity) - 4:.1f}" text-anchor="end">capacity</text>'
     )
-    colours = ("hsl(212 75% 55%)", "hsl(150 45% 45%)", "hsl(28 85% 52%)")
+    colours = ("hsl(212 75% 55%)", "hsl(150 45% 45%)", "hsl(28 85% 52%)", "hsl(280 40% 60%)")
     for index, rank in enumerate(chosen):
         points = thinned(timeline.memory[rank])
         path = f"M{x(points[0].seconds):.1f},{y(points[0].num_bytes):.1f}"

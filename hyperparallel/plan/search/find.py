@@ -51,11 +51,13 @@ CHUNK = 4096
 
 @dataclass(frozen=True)
 class Found:
-    """The best of each skeleton, best first, and how many strategies were looked at and fitted."""
+    """The best strategies of different skeletons, best first, and how many were looked at and fitted;
+    evaluated: the best of every skeleton that was searched with all of everything, `best` among them."""
 
     best: tuple[Prediction, ...]
     considered: int
     fitting: int
+    evaluated: tuple[Prediction, ...] = ()
 
 
 def find(
@@ -93,7 +95,7 @@ def find(
     again, more, others = _second_pass(job, places, objective, limits, used)
     best = again + [p for p in best if skeleton_of(p.strategy) not in places]
     best.sort(key=lambda p: rank_key(p, objective))
-    return Found(tuple(best[:keep]), considered + more, fitting + others)
+    return Found(tuple(best[:keep]), considered + more, fitting + others, tuple(best))
 
 
 def _by_best_place(

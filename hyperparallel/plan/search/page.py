@@ -13,7 +13,9 @@ from importlib.resources import files
 from string import Template
 
 from hyperparallel.plan.search.drawings import (
+    followed_ranks,
     memory_chart,
+    shown_ranks,
     stacked,
     timeline_data,
     topology,
@@ -28,7 +30,7 @@ from hyperparallel.plan.search.report import (
     title,
     tokens_s_device,
 )
-from hyperparallel.plan.search.runnable import missing
+from hyperparallel.plan.search.step import Simulated
 from hyperparallel.plan.words import bytes_words, count_words, seconds_words
 from hyperparallel.workload.linear import Linear
 
@@ -40,9 +42,6 @@ def planning_page(planning: Planning) -> str:
     assert best.simulated is not None, "the best plan is always simulated"
     timeline = best.simulated.timeline
     data = json.dumps(timeline_data(timeline), separators=(",", ":")).replace("</", "<\\/")
-    note = "One rank of each pipeline stage stands for all that do the same."
-    if best.simulated.skipped:
-        note += f" {best.simulated.skipped:,} more microbatches follow at the same pace."
     return template.substitute(
         title=escape(f"{job.model.name} on {job.devices:,} x {job.cluster.name}"),
         subtitle=escape(title(planning)),
@@ -52,13 +51,40 @@ def planning_page(planning: Planning) -> str:
         flops=escape(FLOPS_WORDS.format(dtype=job.dtype)),
         reasons="".join(f"<li>{escape(text)}</li>" for text in _why(planning)),
         stacks=_stacks(planning),
-        timeline_note=escape(note),
-        memory=memory_chart(timeline, job.cluster.capacity_bytes),
+        timeline_note=escape(_timeline_note(best.simulated)),
+        memory=memory_chart(timeline, job.cluster.capacity_bytes) + _memory_note(planning),
         topology=topology(planning.links, best.seconds),
         layouts=_layouts(planning),
         stages=escape(_stages(planning)),
         data=data,
     )
+
+
+def _timeline_note(step: Simulated) -> str:
+    note = "One rank of each pipeline stage stands for all that do the same."
+    drawn, every = shown_ranks(step.timeline), step.timeline.ranks
+    if len(drawn) < len(every):
+        note += f" {len(drawn)} of {len(every)} stages are drawn, from the first to the last."
+    if step.skipped:
+        note += f" {step.skipped:,} more microbatches follow at the same pace."
+    return note
+
+
+def _memory_note(planning: Planning) -> str:
+    best = planning.best
+    assert best.simulated is not None, "the best plan is always simulated"
+    timeline = best.simulated.timeline
+    drawn, every = followed_ranks(timeline), timeline.ranks
+    said = []
+    if len(drawn) < len(every):
+        said.append(f"{len(drawn)} of {len(every)} stages are drawn: {', '.join(map(str, drawn))}.")
+    curve, told = timeline.peak_bytes(), best.expected.peak_bytes
+    if abs(curve - told) > 0.005 * told:
+        said.append(
+            f"The curve peaks at {bytes_words(curve)}, with the microbatches that were simulated; the whole "
+            f"step has more in flight and needs {bytes_words(told)}, which table and facts above hold."
+        )
+    return f'<div class="faint">{escape(" ".join(said))}</div>' if said else ""
 
 
 def _fact(name: str, value: str) -> str:
@@ -67,8 +93,8 @@ def _fact(name: str, value: str) -> str:
 
 def _facts(planning: Planning) -> Iterator[tuple[str, str]]:
     best = planning.best
-    p = best.prediction
-    yield "plan", p.strategy.words()
+    p = best.expected
+    yield "plan", best.words
     yield "step", seconds_words(best.seconds)
     yield "tokens/s/device", f"{tokens_s_device(planning, best):,.0f}"
     yield "MFU", f"{planning.job.mfu(best.seconds):.1%}"
@@ -78,7 +104,7 @@ def _facts(planning: Planning) -> Iterator[tuple[str, str]]:
 
 
 def _notes(planning: Planning) -> Iterator[str]:
-    absent = missing(planning.best.prediction.strategy)
+    absent = planning.best.missing
     if absent:
         yield f"Not executable yet: {', '.join(absent)}."
     yield from planning.warnings
@@ -109,7 +135,7 @@ def _why(planning: Planning) -> Iterator[str]:
 
 
 def _stacks(planning: Planning) -> str:
-    p = planning.best.prediction
+    p = planning.best.expected
     time = {name.replace("_", " "): max(value, 0.0) for name, value in p.parts.items()}
     return (
         f"<div>step</div><div>{stacked(time, sum(time.values()), seconds_words)}"
@@ -179,6 +205,6 @@ def _stages(planning: Planning) -> str:
         2: "Gradients and optimizer states are cut over the data axis.",
         3: "Parameters, gradients and optimizer states are cut over the data axis, gathered where used.",
     }.get(s.zero, "") if s.dp * s.cp > 1 else ""  # fmt: skip
-    if s.pp > 1 and best.split is not None:
+    if best.split is not None:
         said += f" Stages: {best.split.words()}."
     return said.strip()

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hyperparallel.errors import ClusterError, PlanError
@@ -17,25 +17,36 @@ from hyperparallel.plan.search.job import Job
 from hyperparallel.plan.search.prices import Prices
 from hyperparallel.plan.search.pricing import Prediction, Table
 from hyperparallel.plan.search.reasons import Reason, loses, reasons
+from hyperparallel.plan.search.runnable import missing
 from hyperparallel.plan.search.space import EVERYTHING, Limits
-from hyperparallel.plan.search.stages import Split
+from hyperparallel.plan.search.stages import Split, plan_words
 from hyperparallel.plan.search.step import Simulated, num_actions, simulated_step
 from hyperparallel.plan.search.traffic import Link, link_loads
 from hyperparallel.plan.search.validity import warnings
-from hyperparallel.plan.strategy import Candidates
+from hyperparallel.plan.strategy import Candidates, Strategy
+from hyperparallel.plan.words import seconds_words
 
 SIMULATED, LEAST_SIMULATED = 6, 2
 MOST_ACTIONS = 10000
-"""So many of the best in closed form are simulated: at most 6, and where pipelines are deep, from the third
-on no more than this many actions in all."""
+"""So many of the best in closed form are simulated: 6 or as many as are asked for, and where pipelines are
+deep, from the third on no more than this many actions in all."""
+
+FINISHED = 2
+"""So many of the plans that come out on top are simulated and refined in any case, as they get there: the
+best and the one that it is compared with."""
+
+FAR_APART = 0.1
+"""Share of the closed form by which the simulation may differ without a note."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy with what is expected of it; simulated: where it was among the best."""
+    """A strategy with what is expected of it. prediction: in closed form, of equal parts; simulated: where it
+    was among the best, with its layers refined where that gains; even_seconds: simulated in equal parts."""
 
     prediction: Prediction
     simulated: Simulated | None = None
+    even_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -44,8 +55,43 @@ class Choice:
 
     @property
     def split(self) -> Split | None:
-        """Uneven stages, where they gain."""
-        return self.simulated.split if self.simulated else None
+        """Layers by stage and what is done with each, where that is no longer alike for all."""
+        return self.simulated.split if self.simulated and self.simulated.refined else None
+
+    @property
+    def expected(self) -> Prediction:
+        """What is shown of it, all of one plan: the simulated step and its parts, memory of the refined
+        layers (in closed form, which is that of the simulation, where nothing was refined)."""
+        one = self.simulated
+        if one is None:
+            return self.prediction
+        shown = replace(self.prediction, seconds=one.seconds, parts=one.parts)
+        return replace(shown, memory=one.held.parts, host_bytes=one.held.host_bytes) if one.refined else shown
+
+    @property
+    def words(self) -> str:
+        """Its name in a report: other plans have other names."""
+        split = self.split
+        return plan_words(self.prediction.strategy, split) if split else self.prediction.strategy.words()
+
+    @property
+    def missing(self) -> list[str]:
+        """What of it the executor cannot run yet."""
+        found = missing(self.prediction.strategy)
+        offloads = self.split is not None and "offload" in self.split.actions()
+        return [*found, "offload"] if offloads and "offload" not in found else found
+
+    @property
+    def uneven(self) -> str:
+        """What refining its layers gains; empty where nothing was refined."""
+        if self.split is None:
+            return ""
+        gain = 1.0 - self.seconds / self.even_seconds
+        more = (self.expected.peak_bytes - self.prediction.peak_bytes) / 1e9
+        recompute = self.prediction.strategy.recompute
+        alike = f"{recompute} recomputation" if recompute != "none" else "all kept"
+        said = f"{self.split.words()} a stage instead of equal parts, {alike}"
+        return f"{said}: {gain:.1%} faster, {more:+.1f} GB"
 
 
 @dataclass(frozen=True)
@@ -93,17 +139,10 @@ def plan_job(
     found = find(job, objective, limits, used, keep=max(top, SIMULATED) + 1)
     if not found.best:
         raise too_large(job, limits, used)
-    prices = {p.strategy: Prices(job, p.strategy, used) for p in worth_simulating(job, found.best)}
-    choices = [_simulated(job, p, prices.get(p.strategy)) for p in found.best]
-    choices.sort(key=lambda c: _key(c, objective))
-    choices = choices[:top]
-    first, uneven = choices[0], ""
-    choices[0] = _with_uneven_stages(job, first, objective, prices.get(first.prediction.strategy))
-    if choices[0] is not first:
-        split = choices[0].split
-        gain = 1.0 - choices[0].seconds / first.seconds
-        uneven = f"{split.words() if split else ''} a stage instead of equal parts: {gain:.1%} faster"
-    best = choices[0].prediction
+    choices = ranked(job, found.best, objective, used, top)
+    first = choices[0]
+    best = first.prediction
+    shown = {c.prediction.strategy: c.expected for c in choices if c.simulated}
     table = Table(job, Candidates.of([best.strategy]), used)
     return Planning(
         job,
@@ -111,20 +150,45 @@ def plan_job(
         tuple(choices),
         found.considered,
         found.fitting,
-        tuple(reasons(job, best, objective, limits, used)),
-        loses(first.prediction, choices[1].prediction) if len(choices) > 1 else "",
-        tuple(warnings(job, best)),
+        tuple(reasons(job, best, objective, limits, used, found=found.evaluated, shown=shown)),
+        against(first, choices[1], objective) if len(choices) > 1 else "",
+        (*warnings(job, first.expected), *apart(choices)),
         tuple(link_loads(job.cluster, best.strategy, table.rows)),
         scaled,
-        uneven,
+        first.uneven,
     )
+
+
+def ranked(
+    job: Job, best: Sequence[Prediction], objective: Objective, constants: Constants, top: int
+) -> list[Choice]:
+    """Best first by the number that is shown of each."""
+    early = {p.strategy for p in worth_simulating(job, best[: max(top, SIMULATED)])}
+    choices = [Choice(p) for p in best]
+    prices = {s: Prices(job, s, constants) for s in early}
+    for i, choice in enumerate(choices):
+        if choice.prediction.strategy in early:
+            choices[i] = _simulated(job, choice, prices[choice.prediction.strategy])
+    finished: set[Strategy] = set()
+    while True:
+        choices.sort(key=lambda c: rank_key(c.expected, objective))
+        first = choices[: min(FINISHED, top)]
+        todo = [i for i, c in enumerate(first) if c.prediction.strategy not in finished]
+        if not todo:
+            return choices[:top]
+        choice = choices[todo[0]]
+        strategy = choice.prediction.strategy
+        finished.add(strategy)
+        own = prices.get(strategy) or Prices(job, strategy, constants)
+        choice = choice if choice.simulated else _simulated(job, choice, own)
+        choices[todo[0]] = choice if objective == "memory" else _refined(job, choice, own)
 
 
 def worth_simulating(job: Job, best: Sequence[Prediction]) -> list[Prediction]:
     """The first few, fewer where they are large."""
     chosen: list[Prediction] = []
     actions = 0
-    for prediction in best[:SIMULATED]:
+    for prediction in best:
         actions += num_actions(job, prediction.strategy)
         if len(chosen) >= LEAST_SIMULATED and actions > MOST_ACTIONS:
             break
@@ -132,31 +196,38 @@ def worth_simulating(job: Job, best: Sequence[Prediction]) -> list[Prediction]:
     return chosen
 
 
-def _simulated(job: Job, prediction: Prediction, prices: Prices | None) -> Choice:
-    if prices is None:
-        return Choice(prediction)
-    return Choice(prediction, simulated_step(job, prediction.strategy, prices=prices))
+def _simulated(job: Job, choice: Choice, prices: Prices) -> Choice:
+    step = simulated_step(job, choice.prediction.strategy, prices=prices)
+    return Choice(choice.prediction, step, step.seconds)
 
 
-def _key(choice: Choice, objective: Objective) -> tuple[float, ...]:
-    return (
-        choice.simulated is None,
-        *rank_key(replace(choice.prediction, seconds=choice.seconds), objective),
-    )
-
-
-def _with_uneven_stages(job: Job, choice: Choice, objective: Objective, prices: Prices | None) -> Choice:
+def _refined(job: Job, choice: Choice, prices: Prices) -> Choice:
     """With uneven stages or mixed recomputation, where the simulation agrees that it gains."""
     strategy = choice.prediction.strategy
-    plain = strategy.pp == 1 and strategy.recompute == "none"
-    if plain or prices is None or objective == "memory":
+    if strategy.pp == 1 and strategy.recompute == "none":
         return choice
     split = balanced(prices)
     if split is None:
         return choice
-    simulated = simulated_step(job, strategy, split, prices=prices)
-    better = simulated.seconds < choice.seconds * (1.0 - LEAST_GAIN)
-    return Choice(choice.prediction, simulated) if better else choice
+    step = simulated_step(job, strategy, split, prices=prices)
+    better = step.seconds < choice.seconds * (1.0 - LEAST_GAIN)
+    return replace(choice, simulated=step) if better else choice
+
+
+def against(first: Choice, second: Choice, objective: Objective) -> str:
+    """What the runner-up loses, in the numbers that are shown of both."""
+    return f"{second.words}: {loses(first.expected, second.expected, objective)}"
+
+
+def apart(choices: Sequence[Choice]) -> Iterator[str]:
+    """Plans of which the simulation and the closed form say different things."""
+    for choice in choices:
+        closed = choice.prediction.seconds
+        if choice.simulated and abs(choice.even_seconds / closed - 1.0) > FAR_APART:
+            yield (
+                f"{choice.words}: simulated {choice.even_seconds / closed - 1.0:+.0%} from the closed form "
+                f"({seconds_words(closed)}), by which plans were searched and the reasons are told"
+            )
 
 
 def cheapest(job: Job, limits: Limits, constants: Constants) -> tuple[Job, tuple[tuple[int, float], ...]]:

@@ -75,8 +75,9 @@ def fits(job: Job, memory: Memory) -> Array:
 class Prediction:
     """What is expected of a strategy: seconds of a step, their parts, and bytes of the fullest rank.
 
-    seconds: in closed form; parts: of it (`TIME_PARTS`), adding up. communication: seconds of all messages,
-    hidden or not. memory: parts in bytes (`MEMORY_PARTS`). host_bytes: kept in host memory, each device.
+    seconds: in closed form, or simulated (`planner.Choice.expected`); parts: of it (`TIME_PARTS`, and
+    "exposed_host" where activations are offloaded), adding up. communication: seconds of all messages, hidden
+    or not. memory: parts in bytes (`MEMORY_PARTS`). host_bytes: kept in host memory, each device.
     """
 
     strategy: Strategy
@@ -92,8 +93,8 @@ class Prediction:
 
     @property
     def exposed(self) -> float:
-        """Seconds of communication that nothing hides."""
-        return sum(self.parts[name] for name in TIME_PARTS if name.startswith("exposed"))
+        """Seconds of communication and copies that nothing hides."""
+        return sum(value for name, value in self.parts.items() if name.startswith("exposed"))
 
     @property
     def bubble_share(self) -> float:

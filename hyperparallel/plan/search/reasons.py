@@ -1,13 +1,14 @@
-"""Why a strategy is as it is: each of its choices against the nearest other one, priced, in words.
+"""Why a strategy is as it is: each of its choices against the best plan that chose otherwise, in words.
 
-Every sentence comes from two predictions that differ in one choice (and what must follow from it: fewer
-tensor-parallel ranks mean more data-parallel ones). Of each choice the least bad alternative is told; those
-that would cost most stand first.
+The best is looked for among all that the search evaluated and among the neighbours of the best few: plans
+that differ in one choice (and what must follow from it: fewer tensor-parallel ranks mean more data-parallel
+ones). Two plans that were simulated are compared by that, all others in closed form. Choices that would cost
+most stand first; one that another plan does better by either number is no reason and is not told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -17,7 +18,7 @@ from hyperparallel.errors import UserError
 from hyperparallel.plan.cost.constants import Constants
 from hyperparallel.plan.search.job import Job
 from hyperparallel.plan.search.places import moved_axis, place, placements
-from hyperparallel.plan.search.pricing import TIME_PARTS, Prediction, predict
+from hyperparallel.plan.search.pricing import Prediction, predict
 from hyperparallel.plan.search.space import (
     EVERYTHING,
     RECOMPUTED,
@@ -33,9 +34,30 @@ from hyperparallel.plan.search.space import (
 from hyperparallel.plan.strategy import ORDERS, Strategy
 
 LEAST_LOSS = 0.003
+NEAR = 8
+"""Of so many of the best plans neighbours are looked at."""
+
+FIELDS = {
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "pp": ("pp",),
+    "ep": ("ep",),
+    "etp": ("etp",),
+    "microbatch": ("microbatch",),
+    "zero": ("zero",),
+    "sp": ("sp",),
+    "recompute": ("recompute",),
+    "offload": ("offload",),
+    "order": ("order", "fill"),
+    "schedule": ("virtual", "schedule"),
+}
+"""Fields of a strategy that a choice sets."""
+
+NONE_SHOWN: Mapping[Strategy, Prediction] = {}
 PART_WORDS = {
     "compute": "computing",
     "exposed_tensor": "exposed messages between layers",
+    "exposed_host": "exposed copies to host memory",
     "exposed_experts": "exposed tokens to experts",
     "bubble": "bubble",
     "exposed_gradients": "exposed gradients",
@@ -45,8 +67,8 @@ PART_WORDS = {
 
 @dataclass(frozen=True)
 class Reason:
-    """A choice and what the nearest alternative costs: a share of the step's time, or more memory than
-    there is (infinite)."""
+    """A choice and what the best alternative costs: a share of the step's time, or more memory than there is
+    (infinite)."""
 
     choice: str
     instead: str
@@ -61,24 +83,95 @@ def reasons(
     limits: Limits = EVERYTHING,
     constants: Constants | None = None,
     most: int = 6,
+    found: Sequence[Prediction] = (),
+    shown: Mapping[Strategy, Prediction] = NONE_SHOWN,
 ) -> list[Reason]:
-    """The decisive reasons, those that cost most first; what does not fit comes last, for it is no choice."""
+    """The decisive reasons, those that cost most first; what does not fit comes last, for it is no choice.
+
+    found: what a search evaluated, best first. shown: what is told of strategies that were simulated.
+    """
+    used = constants or Constants()
+    near = _near(job, best, limits, used)
+    pool = [*near, *_others_near(job, best, found, limits, used), *found]
+    told = []
+    for name in FIELDS:
+        fitting = [p for p in pool if _chose_otherwise(name, best.strategy, p.strategy) and _fits(job, p)]
+        if fitting:
+            other = min(fitting, key=lambda p: _cost(best, p, objective, shown))
+            here, there = _basis(best, other, shown)
+            basis = _basis_words(best, here, shown)
+            one = _reason(job, name, here, there, objective, any(other is p for p in near), basis)
+        else:
+            one = _too_large(job, name, best, near)
+        if one is not None:
+            told.append(one)
+    told.sort(key=lambda one: (-one.loss if one.loss != float("inf") else 0.0, one.words))
+    return told[:most]
+
+
+def _near(job: Job, best: Prediction, limits: Limits, constants: Constants) -> list[Prediction]:
+    """What differs in one choice, in every place that it may take."""
     known = set(skeletons(job, limits))
     places = placements(job, [skeleton_of(best.strategy)], limits)[0]
-    changes = [
-        (name, s)
+    changed = [
+        s
         for name, s in neighbours(best.strategy)
         if _allowed(job, s, known, limits) and (name != "order" or (s.order, s.fill) in places)
     ]
-    predictions = predict(job, [s for _, s in changes], constants or Constants())
-    nearest: dict[str, Reason] = {}
-    for (name, _), other in zip(changes, predictions, strict=True):
-        one = _reason(job, name, best, other, objective)
-        if one is not None and (name not in nearest or one.loss < nearest[name].loss):
-            nearest[name] = one
-    told = [one for one in nearest.values() if one.loss >= LEAST_LOSS]
-    told.sort(key=lambda one: (-one.loss if one.loss != float("inf") else 0.0, one.words))
-    return told[:most]
+    return predict(job, list(dict.fromkeys(changed)), constants)
+
+
+def _others_near(
+    job: Job, best: Prediction, found: Sequence[Prediction], limits: Limits, constants: Constants
+) -> list[Prediction]:
+    """The same of the next best, in what a search does not keep beside the best of the same sizes."""
+    known = {skeleton_of(p.strategy) for p in found}
+    changed = [
+        s
+        for p in found[:NEAR]
+        if p.strategy != best.strategy
+        for name, s in neighbours(p.strategy)
+        if name in ("zero", "sp", "recompute", "offload", "schedule") and _allowed(job, s, known, limits)
+    ]
+    return predict(job, list(dict.fromkeys(changed)), constants)
+
+
+def _chose_otherwise(name: str, best: Strategy, other: Strategy) -> bool:
+    """Whether a strategy decides differently where the best one had a choice that can be compared."""
+    if all(getattr(best, field) == getattr(other, field) for field in FIELDS[name]):
+        return False
+    return {
+        "sp": best.tp > 1 and other.tp > 1,
+        "etp": best.ep > 1 or best.etp > 1 or other.etp > 1,
+        "schedule": best.pp > 1 and other.pp > 1,
+        "order": skeleton_of(best) == skeleton_of(other),
+    }.get(name, True)
+
+
+def _basis(
+    best: Prediction, other: Prediction, shown: Mapping[Strategy, Prediction]
+) -> tuple[Prediction, Prediction]:
+    """Both simulated, where both were, else both in closed form."""
+    if best.strategy in shown and other.strategy in shown:
+        return shown[best.strategy], shown[other.strategy]
+    return best, other
+
+
+def _basis_words(best: Prediction, used: Prediction, shown: Mapping[Strategy, Prediction]) -> str:
+    """How a comparison was made, where the other way would say something else of the best."""
+    told = shown.get(best.strategy, best)
+    if used is not best:
+        return " in the simulation"
+    return " in closed form" if abs(told.seconds / best.seconds - 1.0) > LEAST_LOSS else ""
+
+
+def _cost(
+    best: Prediction, other: Prediction, objective: str, shown: Mapping[Strategy, Prediction]
+) -> float:
+    here, there = _basis(best, other, shown)
+    if objective == "memory":
+        return there.peak_bytes / here.peak_bytes
+    return there.seconds / here.seconds
 
 
 def neighbours(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
@@ -142,16 +235,34 @@ def _allowed(job: Job, s: Strategy, known: set[Skeleton], limits: Limits) -> boo
     )
 
 
-def _reason(job: Job, name: str, best: Prediction, other: Prediction, objective: str) -> Reason | None:
+def _fits(job: Job, p: Prediction) -> bool:
+    return p.peak_bytes <= job.cluster.capacity_bytes and p.host_bytes <= _host_room(job)
+
+
+def _host_room(job: Job) -> float:
+    return job.cluster.tier("host").capacity_per_device_bytes if job.cluster.has_tier("host") else 0.0
+
+
+def _too_large(job: Job, name: str, best: Prediction, near: Sequence[Prediction]) -> Reason | None:
+    """Where no other choice fits: what the smallest of them would need."""
+    others = [p for p in near if _chose_otherwise(name, best.strategy, p.strategy)]
+    if not others:
+        return None
+    other = min(others, key=lambda p: p.peak_bytes)
     choice, instead = _said(job, name, best.strategy, other.strategy)
-    capacity = job.cluster.capacity_bytes
-    host = job.cluster.tier("host").capacity_per_device_bytes if job.cluster.has_tier("host") else 0.0
-    if other.peak_bytes > capacity or other.host_bytes > host:
-        need, room, where = other.peak_bytes, capacity, "device"
-        if other.peak_bytes <= capacity:
-            need, room, where = other.host_bytes, host, "share of the host"
-        words = f"{choice}: {instead} would need {need / 1e9:.1f} GB of a {where}'s {room / 1e9:.1f} GB"
-        return Reason(choice, instead, float("inf"), words)
+    need, room, where = other.peak_bytes, job.cluster.capacity_bytes, "device"
+    if need <= room:
+        need, room, where = other.host_bytes, _host_room(job), "share of the host"
+    words = f"{choice}: {instead} would need {need / 1e9:.1f} GB of a {where}'s {room / 1e9:.1f} GB"
+    return Reason(choice, instead, float("inf"), words)
+
+
+def _reason(
+    job: Job, name: str, best: Prediction, other: Prediction, objective: str, near: bool, basis: str
+) -> Reason | None:
+    choice, instead = _said(job, name, best.strategy, other.strategy)
+    if not near:
+        instead = f"the best with {_value(name, other.strategy)} ({other.strategy.words()})"
     if objective == "memory":
         loss = other.peak_bytes / best.peak_bytes - 1.0
         words = f"{choice}: {instead} needs {(other.peak_bytes - best.peak_bytes) / 1e9:.2f} GB more"
@@ -159,10 +270,22 @@ def _reason(job: Job, name: str, best: Prediction, other: Prediction, objective:
     loss = other.seconds / best.seconds - 1.0
     if loss < LEAST_LOSS:
         return None
-    part, saved = max(((p, other.parts[p] - best.parts[p]) for p in TIME_PARTS), key=lambda item: item[1])
-    share = saved / best.seconds
-    words = f"{choice}: {instead} is {loss:.1%} slower ({PART_WORDS[part]} +{share:.1%} of the step)"
+    part, share = max(part_shares(best, other).items(), key=lambda item: item[1])
+    words = f"{choice}: {instead} is {loss:.1%} slower{basis} ({PART_WORDS[part]} +{share:.1%} of the step)"
     return Reason(choice, instead, loss, words)
+
+
+def part_shares(best: Prediction, other: Prediction) -> dict[str, float]:
+    """What each part of another step takes more, as a share of the best step."""
+    names = dict.fromkeys([*best.parts, *other.parts])
+    return {n: (other.parts.get(n, 0.0) - best.parts.get(n, 0.0)) / best.seconds for n in names}
+
+
+def _value(name: str, s: Strategy) -> str:
+    """What a strategy chose, in words, without where it lies."""
+    if name in ("tp", "cp", "pp", "ep"):
+        return f"{name}{getattr(s, name)}"
+    return _schedule(s) if name == "schedule" else _choice(name, s)
 
 
 def _said(job: Job, name: str, best: Strategy, other: Strategy) -> tuple[str, str]:
@@ -207,15 +330,12 @@ def _schedule(s: Strategy) -> str:
     return f"{s.virtual} chunks a stage" if s.virtual > 1 else s.schedule
 
 
-def loses(best: Prediction, other: Prediction) -> str:
-    """What the runner-up loses, part by part."""
+def loses(best: Prediction, other: Prediction, objective: str = "time") -> str:
+    """What the runner-up loses, part by part, in the numbers that these two hold."""
     loss = other.seconds / best.seconds - 1.0
-    parts = sorted(
-        ((p, (other.parts[p] - best.parts[p]) / best.seconds) for p in TIME_PARTS), key=lambda x: -abs(x[1])
-    )
+    parts = sorted(part_shares(best, other).items(), key=lambda item: -abs(item[1]))
     said = [f"{PART_WORDS[p]} {share:+.1%}" for p, share in parts if abs(share) >= 0.001][:3]
     memory = (other.peak_bytes - best.peak_bytes) / 1e9
-    text = f"{other.strategy.words()}: {loss:+.1%} time in closed form"
-    if said:
-        text += f" ({', '.join(said)})"
-    return f"{text}, {memory:+.1f} GB" if abs(memory) >= 0.1 else text
+    time = f"{loss:+.1%} time simulated" + (f" ({', '.join(said)})" if said else "")
+    room = [f"{memory:+.1f} GB"] if abs(memory) >= 0.1 or objective == "memory" else []
+    return ", ".join([*room, time] if objective == "memory" else [time, *room])

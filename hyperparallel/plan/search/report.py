@@ -1,7 +1,8 @@
 """A planning as rows, sentences and JSON: the terminal's table and the page print the same.
 
 MFU counts what the model needs (three forwards, the whole square of attention, nothing twice) against the
-peak of the job's number format; tokens and seconds are of the simulated step where there is one.
+peak of the job's number format. All that is told of a plan is of one step: the simulated one, with layers
+refined where they were, or the closed form's, which the table marks.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 
 from hyperparallel.plan.search.planner import Choice, Planning
 from hyperparallel.plan.search.pricing import Prediction
-from hyperparallel.plan.search.runnable import missing
 from hyperparallel.plan.words import bytes_words, seconds_words
 
 COLUMNS = ("plan", "step", "tokens/s/device", "MFU", "memory", "exposed", "bubble", "runs today")
+UNSIMULATED = " (closed form)"
 FLOPS_WORDS = "MFU: 3 x forward FLOPs, whole attention square, no recomputation, of the {dtype} peak"
 
 
@@ -29,17 +30,17 @@ def rows(planning: Planning) -> list[tuple[str, ...]]:
     """One row of words for each plan, in the order of `COLUMNS`."""
     found: list[tuple[str, ...]] = []
     for choice in planning.choices:
-        p = choice.prediction
+        p = choice.expected
         found.append(
             (
-                p.strategy.words(),
-                seconds_words(choice.seconds),
+                choice.words,
+                seconds_words(choice.seconds) + ("" if choice.simulated else UNSIMULATED),
                 f"{tokens_s_device(planning, choice):,.0f}",
                 f"{planning.job.mfu(choice.seconds):.1%}",
                 bytes_words(p.peak_bytes),
                 f"{p.exposed_share:.1%}",
                 f"{max(p.bubble_share, 0.0):.1%}",
-                "no" if missing(p.strategy) else "yes",
+                "no" if choice.missing else "yes",
             )
         )
     return found
@@ -54,7 +55,7 @@ def memory_words(prediction: Prediction) -> str:
 
 
 def time_words(prediction: Prediction) -> str:
-    """What the step is made of in closed form, the largest first."""
+    """What the step is made of, the largest first."""
     parts = sorted(prediction.parts.items(), key=lambda item: -item[1])
     said = [
         f"{name.replace('_', ' ')} {value / prediction.seconds:.1%}"
@@ -64,19 +65,27 @@ def time_words(prediction: Prediction) -> str:
     return ", ".join(said)
 
 
+def masked_share(prediction: Prediction) -> float:
+    """Share of the seconds of messages that computation hides; 1 where there are none."""
+    p = prediction
+    seen = p.exposed - p.parts.get("exposed_host", 0.0)
+    return max(1.0 - seen / p.communication, 0.0) if p.communication else 1.0
+
+
 def lines(planning: Planning) -> Iterator[str]:
     """Sentences below the table."""
     job, best = planning.job, planning.best
-    p = best.prediction
+    p = best.expected
     yield f"step   {time_words(p)}"
     yield f"memory {memory_words(p)}"
     if planning.uneven:
         yield f"stages {planning.uneven}"
     if best.simulated:
-        masked = best.simulated.timeline.masking_ratio
+        closed = f"closed form {seconds_words(best.prediction.seconds)}"
+        closed += " before its layers were refined" if best.split else ""
         yield (
-            f"simulated {seconds_words(best.seconds)}, closed form {seconds_words(p.seconds)}; "
-            f"{masked:.0%} of communication is hidden"
+            f"simulated {seconds_words(best.seconds)}, {closed}; "
+            f"{masked_share(p):.0%} of communication is hidden"
         )
     for link in planning.links:
         if link.load(best.seconds) >= 0.005:
@@ -89,7 +98,7 @@ def lines(planning: Planning) -> Iterator[str]:
     for devices, seconds in planning.scaled:
         rate = job.tokens / (seconds * devices)
         yield f"size   {devices:,} devices: {seconds_words(seconds)} a step, {rate:,.0f} tokens/s/device"
-    absent = missing(p.strategy)
+    absent = best.missing
     if absent:
         yield f"runs   not yet: the executor has no {', '.join(absent)} (--runnable searches what it has)"
     for warning in planning.warnings:
@@ -131,12 +140,12 @@ def to_record(planning: Planning) -> dict[str, Any]:
 
 
 def _plan_record(planning: Planning, choice: Choice) -> dict[str, Any]:
-    p = choice.prediction
+    p = choice.expected
     return {
-        "words": p.strategy.words(),
+        "words": choice.words,
         "strategy": asdict(p.strategy),
         "step_seconds": choice.seconds,
-        "closed_form_seconds": p.seconds,
+        "closed_form_seconds": choice.prediction.seconds,
         "simulated": choice.simulated is not None,
         "tokens_per_second_per_device": tokens_s_device(planning, choice),
         "mfu": planning.job.mfu(choice.seconds),
@@ -147,7 +156,8 @@ def _plan_record(planning: Planning, choice: Choice) -> dict[str, Any]:
         "peak_bytes": p.peak_bytes,
         "host_bytes": p.host_bytes,
         "stages": list(choice.split.counts()) if choice.split else None,
-        "missing_in_executor": missing(p.strategy),
+        "layers": choice.split.actions() if choice.split else None,
+        "missing_in_executor": choice.missing,
     }
 
 

@@ -7,7 +7,7 @@ stage takes what is left, and all are recomputed alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from hyperparallel.plan.search.job import Job
@@ -16,6 +16,8 @@ from hyperparallel.plan.strategy import Strategy
 ACTIONS = ("none", "light", "alternate", "full", "offload")
 """What is done with a layer's saved activations: kept; what costs little, half or all recomputed; or moved to
 host memory until the backward."""
+
+ACTION_WORDS = {"none": "kept", "offload": "offloaded"}
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,12 @@ class Split:
     def counts(self) -> tuple[int, ...]:
         """Layers of every stage."""
         return tuple(len(stage) for stage in self.stages)
+
+    def actions(self) -> dict[str, int]:
+        """Layers under each action, in the order of `ACTIONS`."""
+        every = [action for stage in self.stages for _, action in stage]
+        names = sorted(set(every), key=lambda a: ACTIONS.index(a) if a in ACTIONS else len(ACTIONS))
+        return {name: every.count(name) for name in names}
 
     def words(self) -> str:
         """Runs of stages with as many layers and the same recomputation.
@@ -43,6 +51,23 @@ class Split:
         for text in said:
             runs[-1:] = [(text, runs[-1][1] + 1)] if runs and runs[-1][0] == text else [*runs[-1:], (text, 1)]
         return ", ".join(text if n == 1 else f"{n} x {text}" for text, n in runs) + " layers"
+
+
+def plan_words(strategy: Strategy, split: Split) -> str:
+    """A strategy whose layers are not all treated alike: how many are kept, computed again or offloaded.
+
+    >>> split = Split((((0, "none"), (0, "offload")), ((0, "offload"),)))
+    >>> plan_words(Strategy(pp=2, recompute="alternate"), split)
+    'pp2 mb1 zero1, layers 1 kept 2 offloaded, uneven stages'
+    """
+    counts = split.actions()
+    alike = list(counts) == [strategy.recompute]
+    said = [strategy.words() if alike else replace(strategy, recompute="none").words()]
+    if not alike:
+        named = [f"{count} {ACTION_WORDS.get(action, action)}" for action, count in counts.items()]
+        said.append(f"layers {' '.join(named)}")
+    said += ["uneven stages"] if len(set(split.counts())) > 1 else []
+    return ", ".join(said)
 
 
 def layer_kinds(job: Job) -> list[int]:

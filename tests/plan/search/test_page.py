@@ -9,11 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from hyperparallel.plan.search.drawings import MOST_POINTS, thinned, timeline_data
+from hyperparallel.plan.search.drawings import (
+    MOST_POINTS,
+    followed_ranks,
+    shown_ranks,
+    thinned,
+    timeline_data,
+)
 from hyperparallel.plan.search.page import planning_page
 from hyperparallel.plan.search.planner import Planning, plan_job
+from hyperparallel.plan.search.space import Limits
 from hyperparallel.plan.simulate import Sample
-from tests.plan.search.sample import job
+from hyperparallel.plan.words import bytes_words
+from tests.plan.search.sample import job, tight
 from tests.plan.test_page import Outline
 
 pytestmark = pytest.mark.pure
@@ -36,12 +44,59 @@ def test_is_well_formed_and_loads_nothing(planning: Planning) -> None:
     assert len(outline.ids) == len(set(outline.ids))
 
 
+def numbers(page: str) -> dict[str, str]:
+    return dict(re.findall(r'<div class="fact">(.*?)<b>(.*?)</b>', page))
+
+
+def test_card_table_and_curve_of_a_refined_plan_are_of_one_plan() -> None:
+    planning = plan_job(tight(layers=24, capacity=16e9))
+    best, page = planning.best, planning_page(planning)
+    assert best.split is not None and best.simulated is not None
+    peak = best.simulated.timeline.peak_bytes()
+    assert numbers(page)["memory"] == f"{peak / 1e9:.1f} of 16.0 GB"
+    assert numbers(page)["plan"] == best.words
+    assert f"peak {bytes_words(peak)}" in page and f"{bytes_words(peak)} a device" in page
+    assert "The curve peaks" not in page
+
+
+def test_a_curve_that_peaks_elsewhere_than_the_card_says_why() -> None:
+    limits = Limits(fixed=(("pp", 16), ("tp", 4), ("virtual", 6), ("recompute", "light"), ("offload", 0.0)))
+    planning = plan_job(job("gpt3-175b", devices=64, seq=2048, batch=64), limits=limits, top=1)
+    best, page = planning.best, planning_page(planning)
+    assert best.simulated is not None and best.simulated.skipped
+    curve, told = best.simulated.timeline.peak_bytes(), best.expected.peak_bytes
+    assert curve < 0.995 * told
+    assert f"The curve peaks at {bytes_words(curve)}" in page and f"needs {bytes_words(told)}" in page
+
+
+def test_stages_that_are_not_drawn_are_counted() -> None:
+    limits = Limits(fixed=(("pp", 32), ("schedule", "1f1b"), ("virtual", 1)))
+    planning = plan_job(job("llama3.1-405b", devices=512, batch=256, seq=4096), limits=limits, top=1)
+    page = planning_page(planning)
+    assert planning.best.simulated is not None
+    drawn = len(shown_ranks(planning.best.simulated.timeline))
+    assert drawn < 32 and f"{drawn} of 32 stages are drawn, from the first to the last" in page
+    chosen = followed_ranks(planning.best.simulated.timeline)
+    assert f"{len(chosen)} of 32 stages are drawn: {', '.join(map(str, chosen))}" in page
+    assert len(re.findall(r"stage \d+: peak", page)) == len(chosen)
+
+
+def test_memory_rises_and_falls_by_layer_without_a_pipeline() -> None:
+    limits = Limits(fixed=(("tp", 1), ("cp", 1), ("pp", 1)))
+    planning = plan_job(job("llama3.1-8b", devices=8, batch=256, seq=4096), limits=limits, top=1)
+    assert planning.best.simulated is not None
+    paths = re.findall(r'<path d="(M[^"]+)" fill="none"', planning_page(planning))
+    heights = [float(y) for y in re.findall(r"V([\d.]+)", paths[0])]
+    turns = len(set(heights))
+    assert len(paths) == 1 and turns > 12  # one flat step up and down would be three heights
+
+
 def test_says_what_the_report_says(planning: Planning) -> None:
     from html import unescape
 
     text = unescape(planning_page(planning))
     for choice in planning.choices:
-        assert choice.prediction.strategy.words() in text
+        assert choice.words in text
     for reason in planning.reasons:
         assert reason.words in text
     for link in planning.links:

@@ -34,7 +34,7 @@ from hyperparallel.plan.search.space import (
 from hyperparallel.plan.strategy import ORDERS, Strategy
 
 LEAST_LOSS = 0.003
-NEAR = 8
+NEAR = 16
 """Of so many of the best plans neighbours are looked at."""
 
 FIELDS = {

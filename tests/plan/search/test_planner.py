@@ -18,6 +18,7 @@ from hyperparallel.plan.search.job import Job, default_batch, default_seq
 from hyperparallel.plan.search.places import place
 from hyperparallel.plan.search.planner import Planning, plan_job
 from hyperparallel.plan.search.prices import Prices
+from hyperparallel.plan.search.pricing import predict
 from hyperparallel.plan.search.reasons import LEAST_LOSS, neighbours, reasons
 from hyperparallel.plan.search.report import COLUMNS, lines, rows, to_json
 from hyperparallel.plan.search.runnable import missing, to_plan
@@ -138,6 +139,23 @@ def test_reasons_name_the_best_of_all_other_choices(model: str, devices: int, ba
             assert mine[0] == pytest.approx(min(losses), abs=1e-6)
         else:
             assert not losses or min(losses) < LEAST_LOSS
+    for field, values, said in (
+        ("zero", (1, 2, 3), r"zero\d"),
+        ("recompute", ("none", "light", "alternate", "full"), "activations kept|.* recomputation"),
+        ("offload", (0.0, 1.0), "optimizer states"),
+    ):
+        # All that was evaluated, and the next best with this one field changed.
+        changed = [replace(p.strategy, **{field: v}) for p in found.best[1:6] for v in values]
+        others = [*found.evaluated, *predict(one, changed, Constants())]
+        room = one.cluster.capacity_bytes
+        fitting = [p for p in others if p.peak_bytes <= room]
+        losses = [
+            p.seconds / best.seconds - 1
+            for p in fitting
+            if getattr(p.strategy, field) != getattr(best.strategy, field)
+        ]
+        mine = [r.loss for choice, r in told.items() if re.match(said, choice)]
+        assert mine[0] <= min(losses) + 1e-9 if mine else min(losses) < LEAST_LOSS
 
 
 def test_what_differs_in_one_choice_uses_all_devices() -> None:

@@ -179,6 +179,17 @@ def test_without_a_pipeline_activations_come_and_go_by_layer() -> None:
     assert len(falls) >= 16 and all(0 < fall <= 2.001 * layer for fall in falls)
 
 
+def test_the_last_layers_run_backward_first() -> None:
+    one = job("llama3.1-8b", batch=32, seq=4096)
+    kinds = [kind for stage in even_split(one, Strategy(dp=8)).stages for kind, _ in stage]
+    split = Split((tuple((kind, "full" if i < 16 else "none") for i, kind in enumerate(kinds)),))
+    levels = [sample.num_bytes for sample in simulated_step(one, Strategy(dp=8), split).timeline.memory[0]]
+    top = levels.index(max(levels))
+    rises = [b - a for a, b in pairwise(levels[:top])]
+    falls = [a - b for a, b in pairwise(levels[top : 2 * top])]
+    assert rises[0] < rises[-1] / 5 and falls[0] > 5 * falls[-2]
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES[:5], ids=Strategy.words)
 def test_few_microbatches_stand_for_all_without_a_pipeline(
     strategy: Strategy, monkeypatch: pytest.MonkeyPatch

@@ -69,13 +69,13 @@ class Point:
         row |= {"missing": self.missing, "notes": list(self.notes)}
         if self.planning is not None:
             job, best = self.planning.job, self.planning.best
-            p, rate = best.prediction, tokens_s_device(self.planning, best)
+            p, rate = best.expected, tokens_s_device(self.planning, best)
             row |= {
                 "used_devices": job.devices,
-                "plan": p.strategy.words(),
+                "plan": best.words,
                 "stages": best.split.words() if best.split else "",
                 "step_seconds": best.seconds,
-                "closed_form_seconds": p.seconds,
+                "closed_form_seconds": best.prediction.seconds,
                 "tokens_s_device": rate,
                 "tokens_s": rate * job.devices,
                 "mfu": job.mfu(best.seconds),

@@ -27,15 +27,23 @@ class Bound:
 _DECIMAL = "the value is in bytes: 80 GB is 80e9"
 _BITS = "links are sold in bits: 400 Gb/s is 50e9 bytes per second"
 
-PEAK = Bound(1e8, 1e17, "FLOP/s", "989 TFLOP/s is 989e12", "dense FLOP/s of one device, not of a node or pod")
+PEAK = Bound(1e8, 2e17, "FLOP/s", "989 TFLOP/s is 989e12", "dense FLOP/s of one device, not of a node or pod")
+"""NVIDIA announced 100 PFLOP/s of fp4 for Rubin Ultra, the most of all devices."""
+
 _OF_DEVICE = "bandwidth is of one device, in bytes: 3.35 TB/s is 3.35e12"
 MEMORY_RATE = Bound(1e7, 40e12, "bytes/s", "3.35 TB/s is 3.35e12", _OF_DEVICE)
-"""NVIDIA announced 22 TB/s for Rubin and 32 TB/s for Rubin Ultra, the most of all devices with HBM."""
+"""NVIDIA announced 32 TB/s for Rubin Ultra, Huawei 38.4 TB/s for the Ascend 980: the most with HBM."""
 
 SHARED_RATE = Bound(1e7, 1e15, "bytes/s", "440 GB/s is 440e9", "bandwidth is of one host's devices, in bytes")
-CAPACITY = Bound(1e9, 100e12, "bytes", _DECIMAL, "capacity is in bytes, of one tier of one host at most")
+_OF_TIER = "capacity is in bytes, of one tier of one host at most"
+CAPACITY = Bound(1e9, 100e12, "bytes", _DECIMAL, _OF_TIER)
+STORAGE = Bound(1e9, 4e15, "bytes", _DECIMAL, _OF_TIER)
+"""What is neither a device's nor a host's memory: 32 SSDs of 122.88 TB (Solidigm D5-P5336)."""
+
 TIER_RATE = Bound(1e6, 10e12, "bytes/s", "55 GB/s is 55e9", "bandwidth is towards one device, in bytes")
-LINK_RATE = Bound(1e6, 2e12, "bytes/s", "50 GB/s is 50e9", _BITS)
+LINK_RATE = Bound(1e6, 6e12, "bytes/s", "50 GB/s is 50e9", _BITS)
+"""Huawei announced 4 TB/s each way for the Ascend 980; NVLink 5 in bits is 7.2e12."""
+
 LATENCY = Bound(0.0, 0.1, "seconds", "a time is not negative", "5 microseconds are 5e-6")
 
 

@@ -39,7 +39,8 @@ class Tier:
 
     def __post_init__(self) -> None:
         where = f"memory.{self.name}"
-        bounds.check(f"{where}.capacity_bytes", self.capacity_bytes, bounds.CAPACITY)
+        capacity = bounds.CAPACITY if self.name in ("device", "host") else bounds.STORAGE
+        bounds.check(f"{where}.capacity_bytes", self.capacity_bytes, capacity)
         rate = bounds.MEMORY_RATE if self.name == "device" else bounds.TIER_RATE
         bounds.check(f"{where}.read_bytes_s", self.read_bytes_s, rate)
         bounds.check(f"{where}.write_bytes_s", self.write_bytes_s, rate)

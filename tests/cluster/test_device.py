@@ -98,3 +98,10 @@ def test_impossible_tiers_are_refused(change: dict[str, float], field: str, hint
     with pytest.raises(ClusterError) as caught:
         Tier(**{**fields, **change})  # type: ignore[arg-type]
     assert caught.value.field == field and hint in str(caught.value)
+
+
+def test_disks_of_a_host_hold_more_than_its_memory_may() -> None:
+    drives = 8 * 122.88e12  # the largest Solidigm D5-P5336
+    assert Tier("disk", drives, 12e9, 6e9).capacity_bytes == drives
+    with pytest.raises(ClusterError, match=r"memory\.disk\.capacity_bytes: .* one tier of one host"):
+        Tier("disk", 8 * 4e15, 12e9, 6e9)

@@ -41,7 +41,7 @@ def test_a_part_of_a_switch_is_as_fast() -> None:
         ({"kind": "switch"}, "fabric.rack.size", "one number"),
         ({"size": ()}, "fabric.rack.size", "one per dimension"),
         ({"size": (8, 0)}, "fabric.rack.size", "at least 1"),
-        ({"bytes_s": 3.6e12}, "fabric.rack.bytes_s", "in bits"),
+        ({"bytes_s": 7.2e12}, "fabric.rack.bytes_s", "in bits"),
         ({"bytes_s": 50}, "fabric.rack.bytes_s", "50e9"),
         ({"latency_s": 5.0}, "fabric.rack.latency_s", "5e-6"),
         ({"latency_s": -1e-6}, "fabric.rack.latency_s", "not negative"),

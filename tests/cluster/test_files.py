@@ -50,7 +50,7 @@ def text(*changes: tuple[str, str]) -> str:
         ([("bytes_s: 4.5e+11", "bandwith: 4.5e+11")], "fabric.nvlink.bandwith", "write bytes_s instead"),
         ([("bytes_s: 4.5e+11", "bandwidth: 4.5e+11")], "fabric.nvlink.bandwidth", "write bytes_s"),
         ([("kind: switch", "kind: hypercube")], "fabric.nvlink.kind", "switch, mesh, torus, ring"),
-        ([("bytes_s: 4.5e+11", "bytes_s: 3.6e+12")], "fabric.nvlink.bytes_s", "in bits"),
+        ([("bytes_s: 4.5e+11", "bytes_s: 3.6e+12")], "fabric.nvlink.bytes_s", "write 450e9"),
         ([("latency_s: 8.0e-6", "latency_s: 8")], "fabric.infiniband.latency_s", "5e-6"),
         ([("name: h100\n", "name: [\n")], "cluster file", "YAML"),
     ],

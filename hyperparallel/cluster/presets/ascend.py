@@ -20,6 +20,8 @@ ASCEND_GEMM = Gemm(peak=0.8, tile_m=128, tile_n=256, half_k=64)
 """Inferred: published MFU above 50 % for whole GPT-3 steps needs big products at about 80 % of peak."""
 
 _CLOUDMATRIX = "Serving LLMs on Huawei CloudMatrix384, arXiv 2506.12708"
+_CANN = "CANN platform configuration Ascend910B2: 24 cores at 1.8 GHz, 8,192 FLOPs a cycle of bf16"
+_CHIPS = "table of chips in Ascend DrivingSDK, performance-predict"
 
 ASCEND_910B = Device(
     name="ascend-910b",
@@ -29,20 +31,20 @@ ASCEND_910B = Device(
     units=24,
     comm_slowdown=COMM_SLOWDOWN,
     gemm=ASCEND_GEMM,
-    source="910B2, the die that the 910C pairs: 24 AI cores, bf16 353.9 TFLOP/s; 910B3 has 20 cores and 313; "
-    "HBM2e 1.6 TB/s; fp32, launch and gemm inferred",
+    source=f"910B2, the die that the 910C pairs ({_CANN}: 353.9 TFLOP/s); 910B3 has 20 cores and 313; fp32 "
+    f"and 1.6 TB/s: {_CHIPS}; launch and gemm inferred",
 )
 
 ASCEND_910C_DIE = Device(
     name="ascend-910c-die",
     peak_flop_s={"bf16": 353.9e12, "fp16": 353.9e12, "fp32": 88e12, "int8": 707.8e12},
-    memory_bytes_s=1.6 * 2**40,
+    memory_bytes_s=1.6e12,
     launch_s=5e-6,
     units=24,
     comm_slowdown=COMM_SLOWDOWN,
     gemm=ASCEND_GEMM,
-    source="die: 353.9 TFLOP/s bf16, 64 GiB at 1.6 TiB/s, 24 AI cores with 48 vector cores "
-    f"({_CLOUDMATRIX} rounds a package to 752 TFLOP/s and 3.2 TB/s); fp32, launch and gemm inferred",
+    source=f"die: {_CANN}: 353.9 TFLOP/s ({_CLOUDMATRIX}: a package has 752 with its vector cores, 128 GB at "
+    f"3.2 TB/s); fp32: {_CHIPS}; launch and gemm inferred",
 )
 
 
@@ -67,7 +69,8 @@ def ascend_910b(nodes: int = 1) -> Cluster:
 def cloudmatrix384(supernodes: int = 1) -> Cluster:
     """CloudMatrix384: 48 nodes of 8 packages of 2 dies on a two-level non-blocking Clos of Unified Bus."""
     memory = (
-        Tier("device", 64 * 2**30, 1.6 * 2**40, 1.6 * 2**40, source="910C die: 64 GiB at 1.6 TiB/s"),
+        Tier("device", 64 * 2**30, 1.6e12, 1.6e12,
+             source=f"{_CLOUDMATRIX}: half of a package's 128 GB at 3.2 TB/s"),
         Tier("host", 1.5e12, 150e9, 110e9, shared_by=16, total_bytes_s=640e9, latency_s=2e-6,
              source=f"{_CLOUDMATRIX}: CPU memory over UB, four Kunpeng of 160 GB/s each per node; a die "
              "alone reads about 150 and writes about 110 GB/s; capacity inferred"),

@@ -1,7 +1,8 @@
 """Google TPU v5p: pods of up to 8,960 chips in a torus of three dimensions.
 
 Six links of 100 GB/s each way per chip. Slices are boxes; `resized` picks the one nearest to a cube. Twisted
-and unwrapped tori are not modelled, nor that slices are made of cubes of 4 x 4 x 4.
+and unwrapped tori are not modelled, nor that slices are made of cubes of 4 x 4 x 4, of which a job gets at
+most 96 (6,144 chips).
 """
 
 from __future__ import annotations

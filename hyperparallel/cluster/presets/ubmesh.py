@@ -7,7 +7,10 @@ pods, that is 12 and 4 lanes a device (inferred; it is the split that uses all o
 
 Atlas 950: 8,192 devices in 128 compute cabinets, so 64 a cabinet, and 2 TB/s both ways per device, which
 72 such lanes are: taken as UB-Mesh with 8 pods. Atlas 960: 15,488 in 176 compute cabinets, 88 each, taken
-as racks of 8 x 11 and 11 pods, with lanes faster in proportion (inferred). Both are announced, not measured.
+as racks of 8 x 11 and 11 pods, with lanes faster in proportion (inferred). Both as announced in 2025, not
+measured; what Huawei sells and announced since is in their notes.
+
+Peaks are of the matrix units; Huawei's totals add the vector units, and its keynote rounds up.
 """
 
 from __future__ import annotations
@@ -26,23 +29,27 @@ RACK_LANES, POD_LANES, CLOS_LANES = 14 * 4, 12, 4
 
 _PAPER = "UB-Mesh, arXiv 2503.20377"
 _KEYNOTE = "Huawei Connect 2025, Eric Xu's keynote"
+_WHITE_PAPER = "Huawei, Ascend 950 NPU architecture white paper (2026), table 3-1"
 
 ASCEND_950DT = Device(
     name="ascend-950dt",
     peak_flop_s={
-        "bf16": 0.5e15,
-        "fp16": 0.5e15,
-        "fp8": 1e15,
-        "mxfp8": 1e15,
-        "mxfp4": 2e15,
+        "bf16": 432e12,
+        "fp16": 432e12,
+        "fp8": 865e12,
+        "mxfp8": 865e12,
+        "mxfp4": 1730e12,
+        "tf32": 216e12,
+        "fp32": 27e12,
+        "int8": 865e12,
     },
     memory_bytes_s=4e12,
     launch_s=5e-6,
     units=32,
     comm_slowdown=COMM_SLOWDOWN,
     gemm=ASCEND_GEMM,
-    source=f"{_KEYNOTE}: 1 PFLOP/s fp8, 2 fp4, 144 GB at 4 TB/s; bf16 inferred as half of fp8; units, "
-    "launch, gemm and slowdown inferred from the 910C",
+    source=f"{_WHITE_PAPER}: 32 of 36 cores, as in the Atlas 950 that is sold; fp32 of the vector units; "
+    "144 GB at 4 TB/s; launch, gemm and slowdown inferred from the 910C",
 )
 
 ASCEND_960 = Device(
@@ -60,7 +67,7 @@ ASCEND_960 = Device(
     comm_slowdown=COMM_SLOWDOWN,
     gemm=ASCEND_GEMM,
     source=f"{_KEYNOTE}: 2 PFLOP/s fp8, 4 fp4, 288 GB at 9.6 TB/s; bf16 inferred as half of fp8; units, "
-    "launch, gemm and slowdown inferred from the 910C",
+    "launch, gemm and slowdown inferred from the 950DT",
 )
 
 
@@ -86,7 +93,10 @@ def ub_mesh_8192() -> Cluster:
 
 def atlas950() -> Cluster:
     """Atlas 950 SuperPoD: 8,192 Ascend 950DT, announced for the end of 2026."""
-    notes = ("Announced, not measured. Topology inferred from UB-Mesh and from 128 compute cabinets.",)
+    notes = (
+        "Announced, not measured. Topology inferred from UB-Mesh and from 128 compute cabinets.",
+        "Sold (Huawei's product page, 2026): up to 1,024 devices, with 96 GB and 1.68 TB/s both ways each.",
+    )
     source = f"{_KEYNOTE}: 2 TB/s both ways per device, 16.3 PB/s in all; lanes as in {_PAPER}"
     fabric = _fabric((8, 8), 8, LANE_BYTES_S, source)
     return Cluster("atlas950-8192", ASCEND_950DT, _memory(ASCEND_950DT, 144e9), fabric, notes)
@@ -97,6 +107,7 @@ def atlas960() -> Cluster:
     notes = (
         "Announced, not measured. Racks of 8 x 11 and 11 pods of 16 racks are inferred from 176 compute "
         "cabinets.",
+        "The plan of 2025: Huawei Connect 2026 showed an Atlas 960E of 4,096 devices.",
     )
     source = f"{_KEYNOTE}: 34 PB/s in all, so 2.2 TB/s both ways per device; split of lanes as in {_PAPER}"
     fabric = _fabric((8, 11), 11, 1.1e12 / (RACK_LANES + POD_LANES + CLOS_LANES), source)

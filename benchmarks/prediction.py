@@ -1,9 +1,9 @@
 """Predicted against measured steps on this machine: the demo, other meshes, other sizes.
 
 Each setting is predicted first, from the machine's description (`hyperparallel doctor --calibrate`) and the
-program alone, then trained for a few steps of which one is traced; every command is one that a user can
-type. Rounds go over all settings; a step's measured time is the median over rounds of the traced step, and
-beside it stands the median of the later, untraced steps. Run as
+program alone, then trained for a few steps, of which the trace keeps the median of five; every command is one
+that a user can type. Rounds go over all settings; a step's measured time is the median over rounds of the
+traced step, and beside it stands the median of the later, untraced steps. Run as
 `python -m benchmarks.prediction [--rounds N] [--only NAME] [--note TEXT] [--no-record]`; exit status 1 if
 the demo's step is off by more than `WITHIN`. No number of the model was fitted to these runs; which kernels
 are timed was chosen with the demo's profile in view.
@@ -26,9 +26,9 @@ from hyperparallel.cluster import Cluster
 from hyperparallel.plan.simulate import Comparison, Timeline, compare, read_trace
 
 WITHIN = 0.15
-STEPS = 12
-WARM = 6
-"""Steps before those whose time counts; the last of them is the traced one."""
+STEPS = 16
+WARM = 10
+"""Steps before those whose time counts; the last five of them are the traced ones."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in range(given.rounds):
             for one in settings:
                 rounds[one.name].append(run(one, folder, number))
+                last = rounds[one.name][-1]
+                told = f"traced {last.traced.step_seconds * 1e3:.0f} ms, later {last.untraced_s * 1e3:.0f} ms"
+                print(f"round {number + 1} of {given.rounds}, {one.name}: {told}", file=sys.stderr)
         found = {one.name: compared(predicted[one.name], rounds[one.name]) for one in settings}
     tables = [steps_table(settings, found, rounds), *(kinds_table(one, found[one.name]) for one in settings)]
     print("\n".join(table.markdown() for table in tables))

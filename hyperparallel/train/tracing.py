@@ -1,8 +1,8 @@
 """A sharded step that writes what one of its calls did when, as a trace file.
 
-The sixth call is traced: by then programs are built and the allocator has seen what a step needs (the first
-few calls are up to half longer). A run that is shorter leaves the trace of an earlier call. Not every call is
-traced: while rank 0 writes one the others would begin the next, and wait for it there.
+Calls 6 to 10 are traced and the one of median length is written: by then programs are built and the allocator
+has seen what a step needs (the first few calls are up to half longer), and a single step may be the one that
+meets a pause of the machine. A run that is shorter leaves the trace of an earlier call.
 """
 
 from __future__ import annotations
@@ -11,17 +11,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
+from hyperparallel.plan.simulate.timeline import Timeline
 from hyperparallel.plan.simulate.trace import write_trace
 from hyperparallel.runtime.step import TrainStep
 from hyperparallel.runtime.tracing import gathered, traced_step
 from hyperparallel.train.steps import ShardedStep
 
-TRACED_CALLS = (1, 3, 6)
+WINDOW = range(6, 11)
+"""Calls of which one stays in the file."""
+WRITTEN = (1, 3, WINDOW[0], WINDOW[-1])
+"""Calls after which the file is written, each time over what is there."""
 
 
 class TracedSteps(ShardedStep):
-    """Writes some calls, each over the one before; every rank must make one.
+    """Writes one of the calls that it traced; every rank must make one.
 
     path: of the file, which rank 0 writes. notes: what stands in it beside the spans.
     """
@@ -29,15 +34,27 @@ class TracedSteps(ShardedStep):
     def __init__(self, train_step: TrainStep, path: Path, notes: Mapping[str, str]) -> None:
         super().__init__(train_step)
         self.path, self.notes, self.calls = path, notes, 0
+        self.traced: dict[int, Timeline] = {}
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
         self.calls += 1
-        if self.calls not in TRACED_CALLS:
+        if self.calls not in WRITTEN and self.calls not in WINDOW:
             return super().step(batch)
-        here = self.train_step.here
-        result, own = traced_step(self.train_step, batch)
-        facts = {**self.notes, "call": str(self.calls)}
-        whole = gathered(own, here.rank, here.world_size, f"trace/{self.calls}", facts)
+        if self.calls not in WINDOW[1:]:
+            self.traced = {}
+        result, self.traced[self.calls] = traced_step(self.train_step, batch)
+        if self.calls in WRITTEN:
+            self._write()
+        return {"loss": result.loss, "grad_norm": result.grad_norm, "comm_seconds": result.comm_seconds}
+
+    def _write(self) -> None:
+        here, calls = self.train_step.here, list(self.traced)
+        seconds = torch.tensor([one.step_seconds for one in self.traced.values()], device=here.device)
+        if here.world_size > 1:
+            dist.all_reduce(seconds, dist.ReduceOp.MAX)  # so that all ranks choose the same call
+        chosen = calls[int(seconds.argsort()[len(calls) // 2])]
+        among = f" of {calls[0]} to {calls[-1]}, the median" if len(calls) > 1 else ""
+        facts = {**self.notes, "call": f"{chosen}{among}"}
+        whole = gathered(self.traced[chosen], here.rank, here.world_size, f"trace/{self.calls}", facts)
         if whole is not None:
             write_trace(whole, self.path)
-        return {"loss": result.loss, "grad_norm": result.grad_norm, "comm_seconds": result.comm_seconds}

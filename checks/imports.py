@@ -19,6 +19,7 @@ PACKAGE = "hyperparallel"
 # Lowest first; packages in one row are siblings and never import each other.
 LEFT_OF_TORCH = (
     ("errors",),
+    ("misread",),
     ("layout",),
     ("cluster", "workload"),
     ("shard", "offload", "mpmd"),

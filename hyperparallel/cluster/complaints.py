@@ -1,13 +1,12 @@
 """What is wrong in a cluster file, in our words: the field, what stands there, what is allowed, an example.
 
-The text is read by PyYAML and its fields are checked by pydantic; both complain in words of their own, about
-scanners and Python types. Here these become one line for the person who wrote the file.
+The text is read by PyYAML and its fields are checked by pydantic; what both say (`hyperparallel/misread.py`)
+becomes one line for the person who wrote the file.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from hyperparallel.cluster.fabric import EXAMPLE_TIER, Fabric
 from hyperparallel.cluster.threads import Threads
 from hyperparallel.cluster.tiers import EXAMPLE_MEMORY, Tier
 from hyperparallel.errors import NOTHING, ClusterError, Words, nearest
+from hyperparallel.misread import kind, no_yaml, shown
 
 _PARTS: dict[str, Any] = {
     "device": Device, "gemm": Gemm, "threads": Threads, "memory": Tier, "fabric": Fabric
@@ -51,34 +51,14 @@ _MEANT = {"bandwidth": "bytes_s", "latency": "latency_s", "capacity": "capacity_
           "count": "size", "devices": "size"}  # fmt: skip
 """Fields as other tools call them."""
 
-_KINDS = (
-    (("tuple", "list", "set"), "a list, in brackets"),
-    (("dict", "mapping", "dataclass", "model"), "a mapping of names to values"),
-    (("int",), "a whole number"),
-    (("float", "finite"), "a number, in the unit that the name says"),
-    (("bool",), "true or false"),
-    (("string",), "text"),
-)
-"""How pydantic's kinds of complaint begin, and what they mean."""
-
-
 def not_yaml(error: yaml.YAMLError, where: str) -> ClusterError:
     """The error for text that is no YAML: where it stops being that, and what is wrong there."""
-    mark = getattr(error, "problem_mark", None)
-    problem = str(getattr(error, "problem", None) or "it holds characters that text does not have")
-    hint = None
-    if "'\\t'" in problem:
-        problem, hint = "a tab stands where lines are indented", "spaces"
-    elif mark is not None and mark.buffer is not None and mark.index >= len(mark.buffer) - 1:
-        problem, hint = f"{problem}: the text ends too early", "the rest of the file"
-    place = [where] if where else []
-    place += [f"line {mark.line + 1}, column {mark.column + 1}"] if mark is not None else []
-    return ClusterError("cluster file", Words(", ".join(place) or "text"), f"YAML or JSON ({problem})", hint)
+    return ClusterError("cluster file", *no_yaml(error, where))
 
 
 def no_mapping(data: Any, where: str) -> ClusterError:
     """The error for a file whose text is no mapping at all."""
-    given = Words(f"{where}: {_given(data)}") if where else _given(data)
+    given = Words(f"{where}: {shown(data)}") if where else shown(data)
     return ClusterError("cluster file", given, "a mapping with name, device, memory and fabric")
 
 
@@ -100,21 +80,10 @@ def readable(error: Any, data: Mapping[str, Any]) -> ClusterError:
     example = f"{field}: {EXAMPLES[field]}" if field in EXAMPLES else None
     if error["type"] in ("missing", "missing_argument"):
         return ClusterError(where, NOTHING, f"a value; {field} is required", example)
-    kind = next((words for begins, words in _KINDS if error["type"].startswith(begins)), error["msg"])
     given = error["input"]
     if field == "size" and isinstance(given, int):
         example = f"size: [{given}]"
-    return ClusterError(where, _given(given), kind, example)
-
-
-def _given(value: Any) -> Any:
-    """A value for a message: whole where it is short."""
-    if value is None:
-        return NOTHING
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = 60
-    short.maxlevel, short.maxdict, short.maxlist = 2, 3, 3
-    return Words(short.repr(value))
+    return ClusterError(where, shown(given), kind(error), example)
 
 
 def _named(location: tuple[Any, ...], data: Any) -> list[str]:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hyperparallel.errors import PlanError, nearest
+from hyperparallel.errors import NOTHING, PlanError, Words, nearest
 from hyperparallel.layout import Layout, Mesh
+from hyperparallel.misread import kind, no_yaml, shown
 
 if TYPE_CHECKING:
     from hyperparallel.plan.derived import Derived
@@ -27,6 +28,7 @@ BATCH_NAMES = ("dp", "ddp", "fsdp", "data", "batch", "replica")
 COMPUTE = (None, "bfloat16")
 REDUCE = ("float32", "bfloat16")
 Axes = str | list[str] | None
+_LAYOUTS = ("params", "inputs", "activations")
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Plan:
                 raise PlanError("fsdp/batch axis", axis, f"one of {axes}", nearest(axis, self.mesh.names))
         if self.zero not in (1, 2, 3):
             raise PlanError("zero", self.zero, "1, 2 or 3")
-        for what in ("params", "inputs", "activations"):
+        for what in _LAYOUTS:
             for pattern, layout in getattr(self, what).items():
                 self._check(f"{what}[{pattern!r}]", layout)
 
@@ -115,7 +117,7 @@ class Plan:
         record: dict[str, Any] = {"mesh": dict(zip(self.mesh.names, self.mesh.shape, strict=True))}
         if self.mesh.ranks != tuple(range(self.mesh.size)):
             record["ranks"] = list(self.mesh.ranks)
-        for what in ("params", "inputs", "activations"):
+        for what in _LAYOUTS:
             layouts = {p: [_axes_entry(d) for d in v.dims] for p, v in getattr(self, what).items()}
             if layouts:
                 record[what] = layouts
@@ -130,26 +132,30 @@ class Plan:
         return yaml.safe_dump(record, sort_keys=False, default_flow_style=None)
 
     @classmethod
-    def from_yaml(cls, text: str) -> Plan:
-        """Read a plan file; `PlanError` names the field that is wrong."""
+    def from_yaml(cls, text: str, where: str = "") -> Plan:
+        """Read the text of a plan file; `PlanError` names the field that is wrong. where: the file's name."""
         try:
-            written = PlanFile.model_validate(yaml.safe_load(text))
+            data = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise PlanError("plan file", str(error), "YAML") from None
+            raise PlanError("plan file", *no_yaml(error, where)) from None
+        if not isinstance(data, Mapping):
+            given = Words(f"{where}: {shown(data)}") if where else shown(data)
+            raise PlanError("plan file", given, "a mapping with mesh and what to cut", "mesh: {dp: 2}")
+        try:
+            written = PlanFile.model_validate(data)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "plan file"
-            allowed = f"{first['msg']} (fields: {', '.join(PlanFile.model_fields)})"
-            raise PlanError(where, first.get("input"), allowed) from None
+            raise _unfit(error.errors()[0]) from None
         return written.plan()
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a plan file from disk."""
         try:
-            return cls.from_yaml(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise PlanError("plan", str(path), f"a readable plan file ({error.strerror})") from None
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "not text"
+            raise PlanError("plan", str(path), f"a readable plan file ({why})") from None
+        return cls.from_yaml(text, str(path))
 
     def save(self, path: str | Path) -> None:
         """Write the plan as a file that `load` reads back equal."""
@@ -194,6 +200,34 @@ class PlanFile(BaseModel):
             self.compute,
             self.reduce,
         )
+
+
+_EXAMPLES = {
+    "mesh": "mesh: {dp: 2, tp: 2}",
+    "ranks": "ranks: [0, 1]",
+    "params": 'params: {"*.q_proj.weight": [tp, null]}',
+    "inputs": "inputs: {input_ids: [dp, null]}",
+    "activations": "activations: {model.norm: [dp, null, tp]}",
+    "fsdp": "fsdp: dp",
+    "zero": "zero: 3",
+    "batch": "batch: [dp]",
+    "compute": "compute: bfloat16",
+    "reduce": "reduce: float32",
+}
+"""What may stand in a field of a plan file."""
+
+
+def _unfit(error: Mapping[str, Any]) -> PlanError:
+    """One of pydantic's complaints about a plan file as an error of ours."""
+    location, known = error["loc"], PlanFile.model_fields
+    where, entry = ".".join(map(str, location)), str(location[0])
+    if error["type"] == "extra_forbidden":
+        return PlanError("plan file", entry, ", ".join(known), nearest(entry, known, 1))
+    if error["type"] == "missing":
+        return PlanError(where, NOTHING, f"a value; {entry} is required", _EXAMPLES[entry])
+    in_layout = entry in _LAYOUTS and len(location) > 1
+    allowed = "axis names or null, a list for each dimension" if in_layout else kind(error)
+    return PlanError(where, shown(error["input"]), allowed, _EXAMPLES[entry])
 
 
 def _dtype_name(what: str, given: object, allowed: tuple[str | None, ...]) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperparallel.errors import UserError, nearest
+from hyperparallel.misread import kind
 
 
 class TrainConfig(BaseModel):
@@ -67,7 +68,7 @@ def make_config(fields: Mapping[str, Any]) -> TrainConfig:
             close = nearest(name, known)
             allowed = f"one of {', '.join(known)}"
             raise UserError("train config", name, allowed, close) from error
-        raise UserError(name, first["input"], first["msg"]) from error
+        raise UserError(name, first["input"], kind(first)) from error
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

@@ -2,7 +2,7 @@
 
 Three ways to make the same collective on CPU tensors, interleaved in the same ranks: torch's
 functional collectives over gloo (what hand-written code calls), the process group's own methods
-over gloo (`runtime/messages.py`), and shared memory (`runtime/shm.py`). Sizes are bytes of the
+over gloo (`runtime/comm/process_group.py`), and shared memory (`runtime/comm/shm.py`). Sizes are bytes of the
 tensor that one rank puts in; a gather and a scatter put in or get out a rank's share of it. Wall
 time is the slowest rank's, CPU time the mean rank's over all its threads. Writes
 results/collectives.json and .md.
@@ -20,11 +20,11 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
 from benchmarks.record import Report, Sample, Spread, Table, across_ranks, interleave
-from hyperparallel.runtime import collectives
-from hyperparallel.runtime.group import Group
-from hyperparallel.runtime.groups import Groups
-from hyperparallel.runtime.launch import launch
-from hyperparallel.runtime.session import Session
+from hyperparallel.runtime.comm import collectives
+from hyperparallel.runtime.comm.group import Group
+from hyperparallel.runtime.comm.groups import Groups
+from hyperparallel.runtime.job.launch import launch
+from hyperparallel.runtime.job.session import Session
 
 SIZES = tuple(1 << power for power in (10, 13, 16, 18, 20, 22, 24))
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -63,9 +63,9 @@ def theirs(kind: str, x: Tensor, group: dist.ProcessGroup, n: int) -> Step:
 def rank_main(
     session: Session, sizes: tuple[int, ...], rounds: int, dtype: torch.dtype
 ) -> dict[str, list[Sample]]:
-    plain = Groups.of_default(carrier="messages").world
+    plain = Groups.of_default(transport="messages").world
     shared = session.groups.world
-    assert type(shared.carrier).__name__ == "ShmCarrier"
+    assert type(shared.transport).__name__ == "SharedMemoryTransport"
     samples: dict[str, list[Sample]] = {}
     for size in sizes:
         x = torch.ones(size // dtype.itemsize, dtype=dtype)

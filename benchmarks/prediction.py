@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.record import Report, Spread, Table
 from hyperparallel.cluster import Cluster
-from hyperparallel.plan.simulate import Comparison, Timeline, compare, read_trace
+from hyperparallel.simulate import Comparison, Timeline, compare, read_trace
 
 WITHIN = 0.15
 STEPS = 16

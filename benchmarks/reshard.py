@@ -47,7 +47,7 @@ from hyperparallel.layout import (
     Slice,
     find_steps,
 )
-from hyperparallel.layout.simulate import cut, join, simulate
+from hyperparallel.layout.emulate import cut, emulate, join
 
 MESHES = ((8, 8), (4, 4, 4), (2, 4, 2, 4))
 NAMES = ("a", "b", "c", "d")
@@ -200,7 +200,7 @@ def plan_pair(
     if check:
         small = tuple(8 + rng.randrange(4) for _ in shape)
         whole = np.arange(math.prod(small)).reshape(small)
-        there = simulate(find_steps(src, dst, small), cut(src, whole), small)
+        there = emulate(find_steps(src, dst, small), cut(src, whole), small)
         assert np.array_equal(join(dst, there, small), whole)
     args = (str(src)[len(repr(mesh)) :], str(dst)[len(repr(mesh)) :], bool(partial))
     return Pair(kind, sizes, shape, *args, num_bytes, seconds, num_steps)

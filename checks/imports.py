@@ -19,17 +19,20 @@ PACKAGE = "hyperparallel"
 # Lowest first; packages in one row are siblings and never import each other.
 LEFT_OF_TORCH = (
     ("errors",),
-    ("misread",),
+    ("foreign_errors", "integer_program"),
     ("layout",),
     ("cluster", "workload"),
     ("shard", "offload", "mpmd"),
+    ("simulate",),
     ("plan",),
+    ("planner",),
 )
 RIGHT_OF_TORCH = (
     ("graph",),
     ("runtime",),
     ("models",),
-    ("train", "serve", "rl"),
+    ("train", "serve"),
+    ("rl",),
     ("recipes",),
     ("cli",),
 )

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from hyperparallel.errors import HyperParallelError, RunError, UserError
 
 if TYPE_CHECKING:
-    from hyperparallel.graph.capture import Captured, capture
+    from hyperparallel.graph.capture.capture import Captured, capture
     from hyperparallel.graph.derive import derive
-    from hyperparallel.graph.region.calls import (
+    from hyperparallel.graph.region.local_region import local_region
+    from hyperparallel.graph.region.user_calls import (
         all_gather,
         all_reduce,
         all_to_all,
@@ -23,13 +24,12 @@ if TYPE_CHECKING:
         ppermute,
         reduce_scatter,
     )
-    from hyperparallel.graph.region.local_region import local_region
     from hyperparallel.layout import Layout, Mesh
     from hyperparallel.plan import Plan
-    from hyperparallel.runtime.certify import certify
-    from hyperparallel.runtime.launch import launch
-    from hyperparallel.runtime.parallel import parallelize
-    from hyperparallel.runtime.step import TrainStep
+    from hyperparallel.runtime.job.launch import launch
+    from hyperparallel.runtime.module.certify import certify
+    from hyperparallel.runtime.module.parallel import parallelize
+    from hyperparallel.runtime.module.step import TrainStep
 
 __version__ = "0.1.0"
 
@@ -59,24 +59,24 @@ __all__ = [
 ]
 
 _LATE = {
-    "Captured": "hyperparallel.graph.capture",
-    "capture": "hyperparallel.graph.capture",
+    "Captured": "hyperparallel.graph.capture.capture",
+    "capture": "hyperparallel.graph.capture.capture",
     "Layout": "hyperparallel.layout",
     "Mesh": "hyperparallel.layout",
     "Plan": "hyperparallel.plan",
-    "TrainStep": "hyperparallel.runtime.step",
-    "certify": "hyperparallel.runtime.certify",
-    "all_gather": "hyperparallel.graph.region.calls",
-    "all_reduce": "hyperparallel.graph.region.calls",
-    "all_to_all": "hyperparallel.graph.region.calls",
-    "axis_index": "hyperparallel.graph.region.calls",
-    "axis_size": "hyperparallel.graph.region.calls",
+    "TrainStep": "hyperparallel.runtime.module.step",
+    "certify": "hyperparallel.runtime.module.certify",
+    "all_gather": "hyperparallel.graph.region.user_calls",
+    "all_reduce": "hyperparallel.graph.region.user_calls",
+    "all_to_all": "hyperparallel.graph.region.user_calls",
+    "axis_index": "hyperparallel.graph.region.user_calls",
+    "axis_size": "hyperparallel.graph.region.user_calls",
     "local_region": "hyperparallel.graph.region.local_region",
-    "ppermute": "hyperparallel.graph.region.calls",
-    "reduce_scatter": "hyperparallel.graph.region.calls",
+    "ppermute": "hyperparallel.graph.region.user_calls",
+    "reduce_scatter": "hyperparallel.graph.region.user_calls",
     "derive": "hyperparallel.graph.derive",
-    "launch": "hyperparallel.runtime.launch",
-    "parallelize": "hyperparallel.runtime.parallel",
+    "launch": "hyperparallel.runtime.job.launch",
+    "parallelize": "hyperparallel.runtime.module.parallel",
 }
 """Public name -> the module it is loaded from on first use."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from hyperparallel.runtime.launch import launch
+from hyperparallel.runtime.job.launch import launch
 
 
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:

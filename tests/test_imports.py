@@ -19,7 +19,7 @@ def test_package_imports_go_one_way() -> None:
 @pytest.mark.parametrize(
     ("file", "source", "problem"),
     [
-        ("layout/a.py", "import hyperparallel.plan.cost", "to its right"),
+        ("layout/a.py", "import hyperparallel.planner.cost", "to its right"),
         ("layout/a.py", "from hyperparallel.plan import cost", "to its right"),
         ("layout/a.py", "from hyperparallel import plan", "to its right"),
         ("layout/a.py", "from ..plan import cost", "to its right"),

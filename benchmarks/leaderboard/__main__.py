@@ -26,7 +26,7 @@ from benchmarks.leaderboard.planner import choice
 from benchmarks.leaderboard.score import Score, by_source, calibrated, families, folds, held_out
 from benchmarks.leaderboard.speed import configurations_per_second
 from benchmarks.leaderboard.tables import read_tables
-from hyperparallel.plan.cost.constants import PRIORS, Constants
+from hyperparallel.planner.cost.constants import PRIORS, Constants
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

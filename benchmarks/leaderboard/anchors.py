@@ -22,11 +22,11 @@ import numpy as np
 
 from benchmarks.leaderboard.case import Case, Priced, Skipped
 from hyperparallel.cluster.presets import preset
-from hyperparallel.plan.cost.build import rows_of
-from hyperparallel.plan.cost.collectives import KINDS, collective_seconds, groups_of
-from hyperparallel.plan.cost.constants import Constants
-from hyperparallel.plan.cost.memory import memory_of
-from hyperparallel.plan.strategy import Candidates, Strategy
+from hyperparallel.planner.cost.build import rows_of
+from hyperparallel.planner.cost.collectives import KINDS, collective_seconds, groups_of
+from hyperparallel.planner.cost.constants import Constants
+from hyperparallel.planner.cost.memory import memory_of
+from hyperparallel.planner.strategy import Candidates, Strategy
 from hyperparallel.workload.presets import gpt
 
 NCCL_TABLE = "echo_nccl_allreduce_a100"

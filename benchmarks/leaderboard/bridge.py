@@ -16,7 +16,7 @@ from benchmarks.leaderboard.recipes import switches
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.presets import preset
 from hyperparallel.errors import UserError
-from hyperparallel.plan.strategy import Strategy
+from hyperparallel.planner.strategy import Strategy
 from hyperparallel.workload.model import Model
 from hyperparallel.workload.presets import model_preset
 

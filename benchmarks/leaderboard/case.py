@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hyperparallel.cluster.cluster import Cluster
-from hyperparallel.plan.cost.build import rows_of
-from hyperparallel.plan.cost.constants import Constants
-from hyperparallel.plan.cost.memory import memory_of
-from hyperparallel.plan.cost.price import step_seconds
-from hyperparallel.plan.cost.rows import Rows
-from hyperparallel.plan.strategy import RECOMPUTE, Candidates, Strategy
+from hyperparallel.planner.cost.build import rows_of
+from hyperparallel.planner.cost.constants import Constants
+from hyperparallel.planner.cost.memory import memory_of
+from hyperparallel.planner.cost.price import step_seconds
+from hyperparallel.planner.cost.rows import Rows
+from hyperparallel.planner.strategy import RECOMPUTE, Candidates, Strategy
 from hyperparallel.workload.model import Model
 
 Array = npt.NDArray[np.float64]

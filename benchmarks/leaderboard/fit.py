@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.leaderboard.case import Array, Case, Priced, priced, seconds_of
-from hyperparallel.plan.cost.constants import PRIORS, Constants
+from hyperparallel.planner.cost.constants import PRIORS, Constants
 
 DELTA = 0.05
 PRIOR_WEIGHT = 0.1

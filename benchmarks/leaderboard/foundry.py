@@ -12,7 +12,7 @@ from dataclasses import replace
 from benchmarks.leaderboard.case import Case, Skipped
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.presets import preset
-from hyperparallel.plan.strategy import Strategy
+from hyperparallel.planner.strategy import Strategy
 from hyperparallel.workload.presets import MPT_SIZES, mpt
 
 

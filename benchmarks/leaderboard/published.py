@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from benchmarks.leaderboard.case import Case, Skipped
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.presets import preset
-from hyperparallel.plan.strategy import Strategy
+from hyperparallel.planner.strategy import Strategy
 from hyperparallel.workload.model import Model
 from hyperparallel.workload.presets import gpt, model_preset
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.leaderboard.case import Array, Case, Priced, priced, seconds_of
 from benchmarks.leaderboard.fit import Mask, calibration, fit
-from hyperparallel.plan.cost.constants import Constants
+from hyperparallel.planner.cost.constants import Constants
 
 FOLDS = 5
 BELIEVED = 0.5

@@ -8,11 +8,11 @@ from itertools import product
 import numpy as np
 
 from hyperparallel.cluster.presets import preset
-from hyperparallel.plan.cost.build import rows_of
-from hyperparallel.plan.cost.constants import Constants
-from hyperparallel.plan.cost.memory import memory_of
-from hyperparallel.plan.cost.price import step_seconds
-from hyperparallel.plan.strategy import Candidates
+from hyperparallel.planner.cost.build import rows_of
+from hyperparallel.planner.cost.constants import Constants
+from hyperparallel.planner.cost.memory import memory_of
+from hyperparallel.planner.cost.price import step_seconds
+from hyperparallel.planner.strategy import Candidates
 from hyperparallel.workload.presets import model_preset
 
 

@@ -82,7 +82,7 @@ def dispatched(step: Callable[[], object], num_ranks: int) -> Traffic:
 def started(step: Callable[[], object], num_ranks: int) -> Traffic:
     """Calls of hyperparallel's own start functions during `step`."""
     try:
-        collectives = importlib.import_module("hyperparallel.runtime.collectives")
+        collectives = importlib.import_module("hyperparallel.runtime.comm.collectives")
     except ImportError:
         return Traffic({}, 0)
     kinds = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hyperparallel.plan.simulate import Comparison, Row
+    from hyperparallel.simulate import Comparison, Row
 
 
 def compare(
@@ -23,8 +23,8 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Compare a predicted step with a measured one: seconds by kind, overlap, order of actions."""
-    from hyperparallel.plan.simulate import compare as compared
-    from hyperparallel.plan.simulate import read_trace
+    from hyperparallel.simulate import compare as compared
+    from hyperparallel.simulate import read_trace
 
     found = compared(read_trace(predicted), read_trace(measured))
     typer.echo(to_json(found)) if as_json else print_tables(found)
@@ -76,7 +76,7 @@ def print_tables(found: Comparison) -> None:
 
 def value_words(row: Row, value: float) -> str:
     """A value in its unit."""
-    from hyperparallel.plan.words import bytes_words, seconds_words
+    from hyperparallel.plan.wording import bytes_words, seconds_words
 
     if row.unit == "share":
         return f"{value:.1%}"

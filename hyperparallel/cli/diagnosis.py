@@ -42,7 +42,7 @@ def diagnose(calibrate: bool, ranks: int) -> None:
 def calibrated(ranks: int) -> list[str]:
     """Time this machine, write its description where `preset("laptop")` looks; say what was found."""
     from hyperparallel.cluster.calibration import describe
-    from hyperparallel.runtime.calibrate import measure
+    from hyperparallel.runtime.calibrate.calibrate import measure
 
     path = calibrated_path()
     try:

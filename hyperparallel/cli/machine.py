@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperparallel.plan.words import bytes_words
+from hyperparallel.plan.wording import bytes_words
 from hyperparallel.runtime.host import usable_cores
 
 # Tensors shared between local processes lie in /dev/shm, which containers often cap at 64 MB.

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from hyperparallel.layout import Mesh
 
 MODEL_HELP = "Recipe, folder with a Hugging Face config.json, or module:function."
-Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
-Fields = Annotated[
+ModelArgument = Annotated[str, typer.Argument(help=MODEL_HELP)]
+FieldWords = Annotated[
     list[str] | None,
     typer.Argument(help="Fields of the run's config: batch_size=16 lr=3e-4.", metavar="KEY=VALUE"),
 ]
 MeshText = Annotated[
     str | None, typer.Option("--mesh", help="Axes and sizes, outermost first: dp=2,tp=2.")
 ]
-PlanFile = Annotated[
+PlanFileOption = Annotated[
     Path | None,
     typer.Option("--plan", help="Plan file (YAML) of declared layouts; none: the recipe's own."),
 ]

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from hyperparallel.cli.options import Fields, MeshText, PlanFile
+from hyperparallel.cli.options import FieldWords, MeshText, PlanFileOption
 
 MODEL_HELP = (
     "With --cluster a model preset or a Hugging Face config.json (or its folder); else a recipe, such a "
@@ -23,9 +23,9 @@ SEARCH = "Search for the best plan"
 
 def plan(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
-    fields: Fields = None,
+    fields: FieldWords = None,
     mesh: MeshText = None,
-    plan: PlanFile = None,
+    plan: PlanFileOption = None,
     save: Annotated[
         Path | None,
         typer.Option(help="Write what was derived (.json), or only what was declared (.yaml)."),

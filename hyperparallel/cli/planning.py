@@ -11,8 +11,8 @@ import typer
 from hyperparallel.errors import NOTHING, UserError, nearest
 
 if TYPE_CHECKING:
-    from hyperparallel.plan.search.job import Job
-    from hyperparallel.plan.search.planner import Planning
+    from hyperparallel.planner.job import PlanningJob
+    from hyperparallel.planner.planning import Planning
 
 SEARCHED = (
     *("tp", "cp", "pp", "dp", "ep", "etp", "microbatch", "virtual", "schedule"),
@@ -44,7 +44,7 @@ def read_fixed(text: str | None) -> tuple[tuple[str, Any], ...]:
     >>> read_fixed("tp=8,sp=true,schedule=1f1b")
     (('tp', 8), ('sp', True), ('schedule', '1f1b'))
     """
-    from hyperparallel.plan.strategy import Strategy
+    from hyperparallel.planner.strategy import Strategy
 
     usual = Strategy()
     found: dict[str, Any] = {}
@@ -63,8 +63,8 @@ def read_fixed(text: str | None) -> tuple[tuple[str, Any], ...]:
 
 def _fixed_value(name: str, word: str, text: str, usual: Any) -> Any:
     """The value of one field, read as the kind that the usual value is of; `UserError` names both."""
-    from hyperparallel.plan.search.fixed import check_value
-    from hyperparallel.plan.strategy import Strategy
+    from hyperparallel.planner.search.fixed import check_value
+    from hyperparallel.planner.strategy import Strategy
 
     if isinstance(usual, bool):
         if text.lower() not in ("true", "false"):
@@ -92,10 +92,10 @@ def _usual_word(usual: Any) -> str:
     return "2" if isinstance(usual, int) else str(usual)
 
 
-def job_of(wanted: Wanted) -> Job:
+def job_of(wanted: Wanted) -> PlanningJob:
     """The job that is asked for; `UserError` for a model, machine or number that is not known."""
     from hyperparallel.cluster.cluster import Cluster
-    from hyperparallel.plan.search.job import Job, default_batch, default_seq
+    from hyperparallel.planner.job import PlanningJob, default_batch, default_seq
     from hyperparallel.workload.presets import load_model
 
     for option, value, usual in (("--seq", wanted.seq, 4096), ("--global-batch", wanted.global_batch, 256)):
@@ -106,15 +106,15 @@ def job_of(wanted: Wanted) -> Job:
     seq = default_seq(model) if wanted.seq is None else wanted.seq
     batch = wanted.global_batch
     batch = default_batch(seq, cluster.num_devices) if batch is None else batch
-    return Job(model, cluster, seq, batch, wanted.dtype)
+    return PlanningJob(model, cluster, seq, batch, wanted.dtype)
 
 
 def planned(wanted: Wanted) -> Planning:
     """Plan what is asked for."""
-    from hyperparallel.plan.search.find import OBJECTIVES
-    from hyperparallel.plan.search.fixed import check_fixed
-    from hyperparallel.plan.search.planner import plan_job
-    from hyperparallel.plan.search.space import Limits
+    from hyperparallel.planner.planning import plan_job
+    from hyperparallel.planner.search.fixed import check_fixed
+    from hyperparallel.planner.search.search import OBJECTIVES
+    from hyperparallel.planner.search.space import Limits
 
     objective = next((known for known in OBJECTIVES if known == wanted.objective), None)
     if objective is None:
@@ -142,7 +142,7 @@ def run_planner(
         typer.echo(f"note: {machine.name} has no fabric, so this plans one device; more need {EXAMPLE_TIER}")
 
     def write_plan(path: Path) -> str:
-        from hyperparallel.plan.search.runnable import to_plan
+        from hyperparallel.planner.runnable import to_plan
 
         strategy = planning.best.prediction.strategy
         write_text(path, to_plan(planning.job.model, strategy).to_yaml(), "--save")
@@ -151,19 +151,19 @@ def run_planner(
         return f"saved {path} (train with {count} {many} a step)"
 
     def write_json(path: Path) -> str:
-        from hyperparallel.plan.search.report import to_json
+        from hyperparallel.planner.explain.rows import to_json
 
         write_text(path, to_json(planning), "--json")
         return f"saved {path}"
 
     def write_page(path: Path) -> str:
-        from hyperparallel.plan.search.page import planning_page
+        from hyperparallel.planner.explain.page import planning_page
 
         write_text(path, planning_page(planning), "--html")
         return f"saved {path}"
 
     def write_trace(path: Path) -> str:
-        from hyperparallel.plan.simulate.trace import to_chrome_trace
+        from hyperparallel.simulate.trace import to_chrome_trace
 
         simulated = planning.best.simulated
         assert simulated is not None, "the best plan is always simulated"
@@ -180,7 +180,7 @@ def print_planning(planning: Planning) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from hyperparallel.plan.search.report import COLUMNS, lines, rows, title
+    from hyperparallel.planner.explain.rows import COLUMNS, lines, rows, title
 
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from hyperparallel.cli.request import Request
 
 if TYPE_CHECKING:
-    from hyperparallel.graph.pipeline import Built
+    from hyperparallel.graph.build import Built
 
 
 def predict(request: Request, built: Built, cluster: str, path: Path) -> str:
     """Simulate a step of a built request on a cluster (preset or file), write it; one sentence about it."""
     from hyperparallel.cluster import Cluster
-    from hyperparallel.graph.predict import predicted_step
-    from hyperparallel.graph.update_work import update_work
-    from hyperparallel.plan.simulate import write_trace
-    from hyperparallel.plan.words import seconds_words
+    from hyperparallel.graph.predict.predict import predicted_step
+    from hyperparallel.graph.predict.update_work import update_work
+    from hyperparallel.plan.wording import seconds_words
+    from hyperparallel.simulate import write_trace
     from hyperparallel.train.job import adamw
 
     config = request.config

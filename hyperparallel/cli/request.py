@@ -18,10 +18,10 @@ from hyperparallel.errors import UserError
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.derived import Derived
 from hyperparallel.plan.plan import Plan
-from hyperparallel.recipes import Recipe, find
+from hyperparallel.recipes import Recipe, find_recipe
 
 if TYPE_CHECKING:
-    from hyperparallel.graph.pipeline import Built
+    from hyperparallel.graph.build import Built
     from hyperparallel.train.config import TrainConfig
 
 
@@ -45,7 +45,7 @@ def read_request(
 ) -> Request:
     """Settle a request from a command's arguments; `UserError` for what does not fit together."""
     _refuse_plan_file(model)
-    recipe = find(model)
+    recipe = find_recipe(model)
     settled = settle_plan(recipe, mesh, plan, devices)
     from hyperparallel.train.config import make_config
 
@@ -100,7 +100,7 @@ def build_request(request: Request) -> Built:
     """Build a request's program on a model without memory; needs torch but no device."""
     import torch
 
-    from hyperparallel.graph.pipeline import build
+    from hyperparallel.graph.build import build
 
     config = request.config
     with torch.device("meta"):

@@ -24,7 +24,7 @@ from hyperparallel.plan.page import html_page
 from hyperparallel.plan.report import text_report
 
 if TYPE_CHECKING:
-    from hyperparallel.train.job import Job
+    from hyperparallel.train.job import TrainJob
     from hyperparallel.train.loop import TrainResult
 
 CHECK_STEPS = 10
@@ -40,8 +40,8 @@ GRACE_SECONDS = 6.0
 
 def run(request: Request, *, check: bool) -> None:
     """Train, and with `check` compare the first losses with a single-device run."""
-    from hyperparallel.runtime.launch import launch
-    from hyperparallel.runtime.session import open_session, ranks_from_environment
+    from hyperparallel.runtime.job.launch import launch
+    from hyperparallel.runtime.job.session import open_session, ranks_from_environment
     from hyperparallel.train.job import train_rank
 
     given = ranks_from_environment()
@@ -74,9 +74,9 @@ def with_run_folder(request: Request, *, shared: bool) -> Request:
     return Request(request.recipe, config, request.plan)
 
 
-def make_job(request: Request) -> Job:
+def make_job(request: Request) -> TrainJob:
     """Prepare text and tokenizer, and settle what depends on them."""
-    from hyperparallel.train.job import Job
+    from hyperparallel.train.job import TrainJob
     from hyperparallel.train.tokens import prepare_corpus
 
     config = request.config
@@ -93,7 +93,7 @@ def make_job(request: Request) -> Job:
         config = config.model_copy(update={"vocab_size": corpus.tokens.vocab_size})
     assert config.run_folder is not None  # `with_run_folder` saw to it
     show = partial(announce, config.run_folder, request.recipe.name, len(corpus.tokens))
-    return Job(config, request.plan, request.recipe.model, corpus.tokens.path, show)
+    return TrainJob(config, request.plan, request.recipe.model, corpus.tokens.path, show)
 
 
 def announce(folder: Path, name: str, num_tokens: int, derived: Derived) -> None:
@@ -104,7 +104,7 @@ def announce(folder: Path, name: str, num_tokens: int, derived: Derived) -> None
     write_text(folder / "plan.html", html_page(derived, name), "run_folder")
 
 
-def _tell(job: Job, result: TrainResult) -> None:
+def _tell(job: TrainJob, result: TrainResult) -> None:
     if result.losses:
         first, last = result.losses[0], result.losses[-1]
         steps = f"steps {result.first_step + 1} to {result.next_step}"
@@ -119,7 +119,7 @@ def _tell(job: Job, result: TrainResult) -> None:
     typer.echo(f"files in {folder}: {files}")
 
 
-def check_losses(job: Job, result: TrainResult) -> None:
+def check_losses(job: TrainJob, result: TrainResult) -> None:
     """Repeat the first steps on one device; `RunError` if a loss differs by more than rounding."""
     from hyperparallel.train.job import single_device_losses
 

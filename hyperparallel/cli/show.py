@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperparallel.cli.options import MODEL_HELP, Fields, MeshText, PlanFile
+from hyperparallel.cli.options import MODEL_HELP, FieldWords, MeshText, PlanFileOption
 
 if TYPE_CHECKING:
     from hyperparallel.plan.derived import Derived
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def show(
     model: Annotated[str, typer.Argument(help=f"{MODEL_HELP} Or a plan saved as .json.")],
-    fields: Fields = None,
+    fields: FieldWords = None,
     mesh: MeshText = None,
-    plan: PlanFile = None,
+    plan: PlanFileOption = None,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
     explain: Annotated[
         str | None, typer.Option(help="Say why this parameter, input or value lies as it does.")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from hyperparallel.plan.search.find import Objective
-    from hyperparallel.plan.search.space import Limits
-    from hyperparallel.plan.search.sweep import Point
+    from hyperparallel.planner.search.search import Objective
+    from hyperparallel.planner.search.space import Limits
+    from hyperparallel.planner.sweep import Point
 
 Values = Annotated[str | None, typer.Option(help="One value or several with commas between.")]
 EXAMPLES = {"--devices": "8,16,32", "--seq": "4096,8192", "--global-batch": "512,1024"}
@@ -35,9 +35,9 @@ def sweep(
     from hyperparallel.cli.planning import read_fixed
     from hyperparallel.cli.request import write_text
     from hyperparallel.errors import UserError
-    from hyperparallel.plan.search.find import OBJECTIVES
-    from hyperparallel.plan.search.space import Limits
-    from hyperparallel.plan.search.sweep import page, to_csv, to_json
+    from hyperparallel.planner.search.search import OBJECTIVES
+    from hyperparallel.planner.search.space import Limits
+    from hyperparallel.planner.sweep import page, to_csv, to_json
 
     known = next((one for one in OBJECTIVES if one == objective), None)
     if known is None:
@@ -73,8 +73,8 @@ def points_of(
     from hyperparallel.cli.planning import Wanted, job_of
     from hyperparallel.cluster.cluster import Cluster
     from hyperparallel.errors import ClusterError, PlanError
-    from hyperparallel.plan.search.fixed import check_fixed
-    from hyperparallel.plan.search.sweep import combinations, impossible, point_of
+    from hyperparallel.planner.search.fixed import check_fixed
+    from hyperparallel.planner.sweep import combinations, impossible, point_of
     from hyperparallel.workload.presets import load_model
 
     names = {"model": {word: load_model(word).name for word in values["model"]}}
@@ -129,7 +129,7 @@ def print_points(points: Sequence[Point]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from hyperparallel.plan.search.sweep import NUMBERS, TITLES, captions, noted, rows
+    from hyperparallel.planner.sweep import NUMBERS, TITLES, captions, noted, rows
 
     console = Console(highlight=False)
     if not console.is_terminal:

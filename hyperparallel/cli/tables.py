@@ -17,7 +17,7 @@ from hyperparallel.plan.report import (
     parameter_rows,
     precision_lines,
 )
-from hyperparallel.plan.words import axes_words, bytes_words, layout_words
+from hyperparallel.plan.wording import axes_words, bytes_words, layout_words
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "red", "blue")
 PIPE_WIDTH = 1000

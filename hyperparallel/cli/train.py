@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from hyperparallel.cli.options import Fields, MeshText, Model, PlanFile
+from hyperparallel.cli.options import FieldWords, MeshText, ModelArgument, PlanFileOption
 
 
 def train(
-    model: Model,
-    fields: Fields = None,
+    model: ModelArgument,
+    fields: FieldWords = None,
     devices: Annotated[
         int | None, typer.Option(min=1, help="Local ranks to start; none: the mesh's size.")
     ] = None,
     mesh: MeshText = None,
-    plan: PlanFile = None,
+    plan: PlanFileOption = None,
     data: Annotated[
         Path | None, typer.Option(help="File, folder or .jsonl of text; none: Python's library.")
     ] = None,

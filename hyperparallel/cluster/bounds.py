@@ -53,10 +53,10 @@ MOST_DEVICES = 10**7
 MOST_WORDS = f"at most {MOST_DEVICES:,} devices"
 
 
-def check(field: str, value: float, bound: Bound) -> None:
+def check_bounds(field: str, value: float, bound: Bound) -> None:
     """Raise `ClusterError` with the likely mistake when `value` lies outside `bound`.
 
-    >>> check("memory.device.capacity_bytes", 80, CAPACITY)
+    >>> check_bounds("memory.device.capacity_bytes", 80, CAPACITY)
     Traceback (most recent call last):
     hyperparallel.errors.ClusterError: memory.device.capacity_bytes: got 80; allowed: 1e+09 to 1e+14
     bytes; write the value in that unit (the value is in bytes: 80 GB is 80e9) instead

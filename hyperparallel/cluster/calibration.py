@@ -2,7 +2,7 @@
 
 Timings are seconds per call on one rank while all ranks of the machine do the same, so a description holds
 for that number of ranks: four ranks on two cores each get half a core. They are taken in
-`runtime/calibrate.py`.
+`runtime/calibrate/calibrate.py`.
 
     matrix product   launch + 2 m n k / (peak * k / (k + half_k)): peak and half_k by least squares of the
                      logarithm (the error of a time is a factor), half_k from fp32 for all formats

@@ -125,7 +125,7 @@ class Cluster:
 
         axes: mesh axis -> size, innermost first; each is priced with the slowest fabric tier it crosses.
         """
-        from hyperparallel.cluster.placement import crossed_bytes_s
+        from hyperparallel.cluster.axis_links import crossed_bytes_s
 
         links = crossed_bytes_s(self, axes or {})
         fastest = max((tier.bytes_s for tier in self.fabric if tier.num_members > 1), default=2e12)

@@ -1,7 +1,7 @@
 """What is wrong in a cluster file, in our words: the field, what stands there, what is allowed, an example.
 
-The text is read by PyYAML and its fields are checked by pydantic; what both say (`hyperparallel/misread.py`)
-becomes one line for the person who wrote the file.
+The text is read by PyYAML and its fields are checked by pydantic; what both say
+(`hyperparallel/foreign_errors.py`) becomes one line for the person who wrote the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hyperparallel.cluster.fabric import EXAMPLE_TIER, Fabric
 from hyperparallel.cluster.threads import Threads
 from hyperparallel.cluster.tiers import EXAMPLE_MEMORY, Tier
 from hyperparallel.errors import NOTHING, ClusterError, Words, nearest
-from hyperparallel.misread import kind, no_yaml, shown
+from hyperparallel.foreign_errors import kind, no_yaml, shown
 
 _PARTS: dict[str, Any] = {
     "device": Device, "gemm": Gemm, "threads": Threads, "memory": Tier, "fabric": Fabric

@@ -99,9 +99,9 @@ class Device:
             if dtype not in DTYPES:
                 near = nearest(dtype, DTYPES)
                 raise ClusterError("device.peak_flop_s", dtype, ", ".join(DTYPES), near)
-            bounds.check(f"device.peak_flop_s.{dtype}", peak, bounds.PEAK)
-        bounds.check("device.memory_bytes_s", self.memory_bytes_s, bounds.MEMORY_RATE)
-        bounds.check("device.launch_s", self.launch_s, bounds.LATENCY)
+            bounds.check_bounds(f"device.peak_flop_s.{dtype}", peak, bounds.PEAK)
+        bounds.check_bounds("device.memory_bytes_s", self.memory_bytes_s, bounds.MEMORY_RATE)
+        bounds.check_bounds("device.launch_s", self.launch_s, bounds.LATENCY)
         bounds.check_count("device.units", self.units)
         if not 0 <= self.collective_units <= self.units:
             raise ClusterError("device.collective_units", self.collective_units, f"0 to {self.units} units")

@@ -56,8 +56,8 @@ class Fabric:
             raise ClusterError(f"{where}.size", self.size, allowed)
         for size in self.size:
             bounds.check_count(f"{where}.size", size)
-        bounds.check(f"{where}.bytes_s", self.bytes_s, bounds.LINK_RATE)
-        bounds.check(f"{where}.latency_s", self.latency_s, bounds.LATENCY)
+        bounds.check_bounds(f"{where}.bytes_s", self.bytes_s, bounds.LINK_RATE)
+        bounds.check_bounds(f"{where}.latency_s", self.latency_s, bounds.LATENCY)
         if self.oversubscription < 1:
             raise ClusterError(f"{where}.oversubscription", self.oversubscription, "1.0 (none) or more")
 

@@ -3,7 +3,7 @@
 Ranks on a laptop are threads that share cores, and a collective between them is work of their own: nothing
 computes beside it. So a device of this kind is described by the time that a core spends on each kind of op
 and on the two halves of a collective, as `hyperparallel doctor --calibrate` times them, and the simulator
-gives out the cores (`plan/simulate/cores.py`).
+gives out the cores (`simulate/cores.py`).
 
 Timings repeat a call on the same memory, which caches then hold. A program finds less there: what it touched
 `distance` bytes ago costs `reuse(distance) - reuse(work)` seconds more per byte (`late_seconds`).
@@ -53,8 +53,8 @@ class Threads:
 
     def __post_init__(self) -> None:
         bounds.check_count("device.threads.cores", self.cores)
-        bounds.check("device.threads.slice_s", self.slice_s, bounds.LATENCY)
-        bounds.check("device.threads.call_s", self.call_s, bounds.LATENCY)
+        bounds.check_bounds("device.threads.slice_s", self.slice_s, bounds.LATENCY)
+        bounds.check_bounds("device.threads.call_s", self.call_s, bounds.LATENCY)
         for field_name in ("kernels", "starts", "waits"):
             for name, points in getattr(self, field_name).items():
                 _check_points(f"device.threads.{field_name}.{name}", points)

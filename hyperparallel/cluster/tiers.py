@@ -40,14 +40,14 @@ class Tier:
     def __post_init__(self) -> None:
         where = f"memory.{self.name}"
         capacity = bounds.CAPACITY if self.name in ("device", "host") else bounds.STORAGE
-        bounds.check(f"{where}.capacity_bytes", self.capacity_bytes, capacity)
+        bounds.check_bounds(f"{where}.capacity_bytes", self.capacity_bytes, capacity)
         rate = bounds.MEMORY_RATE if self.name == "device" else bounds.TIER_RATE
-        bounds.check(f"{where}.read_bytes_s", self.read_bytes_s, rate)
-        bounds.check(f"{where}.write_bytes_s", self.write_bytes_s, rate)
+        bounds.check_bounds(f"{where}.read_bytes_s", self.read_bytes_s, rate)
+        bounds.check_bounds(f"{where}.write_bytes_s", self.write_bytes_s, rate)
         bounds.check_count(f"{where}.shared_by", self.shared_by)
-        bounds.check(f"{where}.latency_s", self.latency_s, bounds.LATENCY)
+        bounds.check_bounds(f"{where}.latency_s", self.latency_s, bounds.LATENCY)
         if self.total_bytes_s is not None:
-            bounds.check(f"{where}.total_bytes_s", self.total_bytes_s, bounds.SHARED_RATE)
+            bounds.check_bounds(f"{where}.total_bytes_s", self.total_bytes_s, bounds.SHARED_RATE)
 
     @property
     def capacity_per_device_bytes(self) -> float:

@@ -95,16 +95,16 @@ def pend(x: torch.Tensor, op: str, keep: bool) -> torch.Tensor:
     return x if keep else torch.full_like(x, NEUTRAL[op])
 
 
-Block = tuple[tuple[int, int], ...]
+Box = tuple[tuple[int, int], ...]
 """Per dim, (start, length)."""
 
 
-def pack(x: torch.Tensor, blocks: Sequence[Block]) -> torch.Tensor:
+def pack(x: torch.Tensor, blocks: Sequence[Box]) -> torch.Tensor:
     """The elements of `x` in the given blocks, one after another, as one flat tensor."""
     return torch.cat([x.new_empty(0), *(_block(x, block).reshape(-1) for block in blocks)])
 
 
-def unpack(flat: torch.Tensor, blocks: Sequence[Block], shape: Sequence[int]) -> torch.Tensor:
+def unpack(flat: torch.Tensor, blocks: Sequence[Box], shape: Sequence[int]) -> torch.Tensor:
     """A tensor of `shape` whose blocks, which tile it, are filled from `flat` in order."""
     whole = flat.new_empty(tuple(shape))
     start = 0
@@ -115,7 +115,7 @@ def unpack(flat: torch.Tensor, blocks: Sequence[Block], shape: Sequence[int]) ->
     return whole
 
 
-def _block(x: torch.Tensor, block: Block) -> torch.Tensor:
+def _block(x: torch.Tensor, block: Box) -> torch.Tensor:
     for dim, (start, length) in enumerate(block):
         x = x.narrow(dim, start, length)
     return x

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import nn
 
 from hyperparallel.cluster import Rates
-from hyperparallel.graph.pipeline import Built, build
+from hyperparallel.graph.build import Built, build
 from hyperparallel.graph.program import Transfer
 from hyperparallel.plan.derived import BlockLayout, Communication, Derived, ParamLayout
 from hyperparallel.plan.plan import Plan

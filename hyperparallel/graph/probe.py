@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from hyperparallel.shard.operands import whole
-from hyperparallel.shard.rule import Rule
+from hyperparallel.shard.rules.operands import whole
+from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.workload import Op, Ref, Value
 
 _KNOWN: dict[tuple[Any, ...], Rule | None] = {}

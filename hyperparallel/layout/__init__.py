@@ -6,10 +6,10 @@ explicit steps between two layouts, on one mesh or across two. Everything here i
 nothing here imports torch or talks to a device.
 """
 
-from hyperparallel.layout.exchange import Piece
+from hyperparallel.layout.dtensor_form import from_placements, placements
+from hyperparallel.layout.exchange import MovedBlock
 from hyperparallel.layout.layout import REDUCTIONS, Layout
 from hyperparallel.layout.mesh import Mesh
-from hyperparallel.layout.placement import from_placements, placements
 from hyperparallel.layout.reshard import Costs, find_steps, reshard
 from hyperparallel.layout.shards import is_even
 from hyperparallel.layout.steps import (
@@ -34,9 +34,9 @@ __all__ = [
     "Layout",
     "Mesh",
     "Move",
+    "MovedBlock",
     "Pend",
     "Permute",
-    "Piece",
     "ReduceScatter",
     "SendRecv",
     "Slice",

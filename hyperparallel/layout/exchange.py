@@ -20,7 +20,7 @@ from hyperparallel.layout.mesh import Mesh
 from hyperparallel.layout.shards import check_shape, intervals
 
 
-class Piece(NamedTuple):
+class MovedBlock(NamedTuple):
     """One block: `src_slices` of the sender's piece become `dst_slices` of the receiver's."""
 
     src_rank: int
@@ -34,11 +34,11 @@ class Piece(NamedTuple):
         return math.prod(part.stop - part.start for part in self.src_slices)
 
 
-Cut = tuple[dict[str, int], int, int]
+DimCut = tuple[dict[str, int], int, int]
 """One piece of one dim: its index along each axis, start, stop."""
 
 
-def pieces(src: Layout, dst: Layout, shape: Sequence[int]) -> tuple[Piece, ...]:
+def pieces(src: Layout, dst: Layout, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
     """All blocks that make the pieces of `dst` from those of `src`; they tile each piece of `dst`.
 
     Empty blocks are left out. On one mesh, axes pending in `src` must be pending in `dst`.
@@ -63,7 +63,7 @@ def pieces(src: Layout, dst: Layout, shape: Sequence[int]) -> tuple[Piece, ...]:
     return tuple(found)
 
 
-def most_received(found: Sequence[Piece]) -> int:
+def most_received(found: Sequence[MovedBlock]) -> int:
     """Elements that the busiest receiver gets from other ranks."""
     received: Counter[int] = Counter()
     for piece in found:
@@ -72,7 +72,7 @@ def most_received(found: Sequence[Piece]) -> int:
     return max(received.values(), default=0)
 
 
-def most_sent(found: Sequence[Piece]) -> int:
+def most_sent(found: Sequence[MovedBlock]) -> int:
     """Elements that the busiest sender gives to other ranks."""
     sent: Counter[int] = Counter()
     for piece in found:
@@ -81,8 +81,8 @@ def most_sent(found: Sequence[Piece]) -> int:
     return max(sent.values(), default=0)
 
 
-def _cuts(size: int, axes: tuple[str, ...], mesh: Mesh) -> list[Cut]:
-    cuts: list[Cut] = [({}, 0, size)]
+def _cuts(size: int, axes: tuple[str, ...], mesh: Mesh) -> list[DimCut]:
+    cuts: list[DimCut] = [({}, 0, size)]
     for axis in axes:
         count = mesh.axis_size(axis)
         finer = []
@@ -109,9 +109,9 @@ def _piece(
     src: Layout,
     rank: int,
     wanted: Sequence[tuple[int, int]],
-    choice: Sequence[Cut],
+    choice: Sequence[DimCut],
     start_at: Mapping[str, int],
-) -> Piece:
+) -> MovedBlock:
     at = dict(start_at)
     src_slices, dst_slices = [], []
     for (start, stop), (where, low, high) in zip(wanted, choice, strict=True):
@@ -119,4 +119,4 @@ def _piece(
         first, last = max(start, low), min(stop, high)
         src_slices.append(slice(first - low, last - low))
         dst_slices.append(slice(first - start, last - start))
-    return Piece(src.mesh.rank_at(**at), rank, tuple(src_slices), tuple(dst_slices))
+    return MovedBlock(src.mesh.rank_at(**at), rank, tuple(src_slices), tuple(dst_slices))

@@ -15,7 +15,7 @@ from typing import Any
 from hyperparallel.errors import LayoutError
 from hyperparallel.layout.exchange import most_received, most_sent
 from hyperparallel.layout.layout import Layout, _intern, build
-from hyperparallel.layout.routes import Task, Way, after, by_op, cheapest, place, ways
+from hyperparallel.layout.routes import RouteProblem, Way, after, by_op, cheapest, place, ways
 from hyperparallel.layout.shards import check_shape
 from hyperparallel.layout.steps import (
     AllGather,
@@ -106,7 +106,7 @@ def _on_one_mesh(
 ) -> tuple[Step, ...]:
     finish, kept = _to_finish(src, dst)
     pend = [(axis, op) for axis, op in dst.partial if axis not in kept]
-    task = Task(Traffic(src.mesh._sizes, shape), src.dims, dst.dims, finish, src.free_axes)
+    task = RouteProblem(Traffic(src.mesh._sizes, shape), src.dims, dst.dims, finish, src.free_axes)
     if costs is None:
         return _steps(src, dst, cheapest(task), pend)
     options = [_steps(src, dst, way, pend) for way in ways(task)]
@@ -174,7 +174,7 @@ def _spread(layout: Layout, shape: tuple[int, ...], finished: tuple[str, ...]) -
     if not shape:
         return layout.replace(partial=())
     axes = [*layout.free_axes, *finished]
-    task = Task(Traffic(layout.mesh._sizes, shape), layout.dims, layout.dims)
+    task = RouteProblem(Traffic(layout.mesh._sizes, shape), layout.dims, layout.dims)
     dims = list(layout.dims)
     for dim, more in place(task, dims, axes, []):
         dims[dim] += more

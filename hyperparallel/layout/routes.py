@@ -35,7 +35,7 @@ FORMS = ("best", "exchange", "gather")
 
 
 @dataclass(frozen=True)
-class Task:
+class RouteProblem:
     """What a way must do.
 
     traffic: the tensor's prices; reduce: (axis, op) to be finished, in the order they must be done;
@@ -49,7 +49,7 @@ class Task:
     free: tuple[str, ...] = ()
 
 
-def cheapest(task: Task) -> list[Way]:
+def cheapest(task: RouteProblem) -> list[Way]:
     """The way with the fewest elements received, among those the one with the fewest steps."""
     if not task.reduce:
         return _cut(task, task.src)[1]
@@ -78,7 +78,7 @@ def cheapest(task: Task) -> list[Way]:
     return best
 
 
-def ways(task: Task) -> Iterator[list[Way]]:
+def ways(task: RouteProblem) -> Iterator[list[Way]]:
     """Every way that some costs may like, also such as are never fewest bytes."""
     if not task.reduce:
         for form in FORMS:
@@ -90,7 +90,7 @@ def ways(task: Task) -> Iterator[list[Way]]:
             yield steps + _cut(task, dims, form)[1]
 
 
-def _choices(task: Task) -> Iterator[tuple[list[tuple[str, ...]], list[str], list[str]]]:
+def _choices(task: RouteProblem) -> Iterator[tuple[list[tuple[str, ...]], list[str], list[str]]]:
     """What to cut before reducing (in place, and where it disturbs least), what to scatter
     aside."""
     if not task.src:
@@ -112,7 +112,7 @@ def _choices(task: Task) -> Iterator[tuple[list[tuple[str, ...]], list[str], lis
                     yield early, temporary, scattered + lost
 
 
-def _out_of_order(task: Task, early: list[tuple[str, ...]]) -> list[str]:
+def _out_of_order(task: RouteProblem, early: list[tuple[str, ...]]) -> list[str]:
     """Axes to be reduced whose place in the target comes after something that is not there yet."""
     reduced = {axis for axis, _ in task.reduce}
     found = []
@@ -123,7 +123,7 @@ def _out_of_order(task: Task, early: list[tuple[str, ...]]) -> list[str]:
     return found
 
 
-def _early(task: Task, eager: bool) -> list[tuple[str, ...]]:
+def _early(task: RouteProblem, eager: bool) -> list[tuple[str, ...]]:
     """Per dim the free axes to cut at once; only those already in their final order unless
     eager."""
     found = []
@@ -140,7 +140,7 @@ def _early(task: Task, eager: bool) -> list[tuple[str, ...]]:
 
 
 def _reduce(
-    task: Task, early: list[tuple[str, ...]], temporary: list[str], scattered: list[str]
+    task: RouteProblem, early: list[tuple[str, ...]], temporary: list[str], scattered: list[str]
 ) -> tuple[int, list[Way], Dims]:
     """Cut, then reduce: the price, the steps, and how the dims are cut afterwards.
 
@@ -176,7 +176,9 @@ def _reduce(
     return price, steps, tuple(dims)
 
 
-def _least_waste_first(task: Task, dims: list[tuple[str, ...]], ends: list[tuple[str, ...]]) -> list[int]:
+def _least_waste_first(
+    task: RouteProblem, dims: list[tuple[str, ...]], ends: list[tuple[str, ...]]
+) -> list[int]:
     """Dims to be scattered over, those that divide first: a rounded-up piece costs what follows."""
     chosen = [dim for dim, end in enumerate(ends) if end]
     if len(chosen) < 2:
@@ -191,7 +193,7 @@ def _least_waste_first(task: Task, dims: list[tuple[str, ...]], ends: list[tuple
 
 
 def _scatter(
-    task: Task, dims: list[tuple[str, ...]], dim: int, end: tuple[str, ...]
+    task: RouteProblem, dims: list[tuple[str, ...]], dim: int, end: tuple[str, ...]
 ) -> tuple[int, list[tuple[str, ...]]]:
     """The price of reduce-scatters over the axes of `end`: one, or one each if that is less.
 
@@ -221,14 +223,14 @@ def by_op(reduce: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def _quiet(task: Task, dims: list[tuple[str, ...]]) -> list[int]:
+def _quiet(task: RouteProblem, dims: list[tuple[str, ...]]) -> list[int]:
     """Dims on which more cuts disturb no order: all that the target wants of them is there."""
     both = zip(dims, task.dst, strict=True)
     return [dim for dim, (have, want) in enumerate(both) if want == have[: len(want)]]
 
 
 def place(
-    task: Task, dims: list[tuple[str, ...]], axes: list[str], quiet: list[int]
+    task: RouteProblem, dims: list[tuple[str, ...]], axes: list[str], quiet: list[int]
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Dims for axes that may cut any: one that all divide, else each where least is rounded up."""
     if not axes:
@@ -248,7 +250,7 @@ def place(
     return list(found.items())
 
 
-def _cut(task: Task, src: Dims, form: str = "best") -> tuple[int, list[Way]]:
+def _cut(task: RouteProblem, src: Dims, form: str = "best") -> tuple[int, list[Way]]:
     """From one cut to another with nothing to reduce; form: best, or always exchange, or gather."""
     if src == task.dst:
         return 0, []
@@ -265,7 +267,7 @@ def _cut(task: Task, src: Dims, form: str = "best") -> tuple[int, list[Way]]:
     return least, [("permute", axes, task.dst)]
 
 
-def _collectives(task: Task, src: Dims) -> list[Way] | None:
+def _collectives(task: RouteProblem, src: Dims) -> list[Way] | None:
     """Slices, at most one all-to-all, gathers; None where these alone would move too much."""
     slices: list[Way] = []
     gathers: list[Way] = []
@@ -307,7 +309,7 @@ def _gather_all(src: Dims, dst: Dims) -> list[Way]:
     return gathers + slices
 
 
-def _priced(task: Task, src: Dims, steps: list[Way]) -> int:
+def _priced(task: RouteProblem, src: Dims, steps: list[Way]) -> int:
     if len(steps) == 1:
         return task.traffic.missing(src, task.dst)
     price, now = 0, src

@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hyperparallel.layout.exchange import Piece, most_received, pieces
+from hyperparallel.layout.exchange import MovedBlock, most_received, pieces
 from hyperparallel.layout.layout import Layout
 from hyperparallel.layout.shards import largest_shape
 from hyperparallel.layout.traffic import missing
@@ -120,7 +120,7 @@ class Permute(Step):
     collective can make without moving more bytes.
     """
 
-    def pieces(self, shape: Sequence[int]) -> tuple[Piece, ...]:
+    def pieces(self, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
         """Who sends which part of its piece to whom; from a rank to itself: a local copy."""
         return pieces(self.src, self.dst, shape)
 
@@ -149,7 +149,7 @@ class Move(Step):
 class SendRecv(Step):
     """The tensor goes from the ranks of one mesh to those of another; `axes` is empty."""
 
-    def pieces(self, shape: Sequence[int]) -> tuple[Piece, ...]:
+    def pieces(self, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
         """Who sends which part of its piece to whom; from a rank to itself: a local copy."""
         return pieces(self.src, self.dst, shape)
 

@@ -21,7 +21,7 @@ Dims = tuple[tuple[str, ...], ...]
 """Per tensor dim the axes that cut it, outermost first."""
 
 Numbers = NDArray[np.int64] | int
-Cut = tuple[Numbers, Numbers]
+CutCounts = tuple[Numbers, Numbers]
 """Start and stop of a piece, for all coordinates at once."""
 
 
@@ -34,7 +34,7 @@ class Traffic:
     def __init__(self, sizes: Mapping[str, int], shape: tuple[int, ...]) -> None:
         self.sizes, self.shape = sizes, shape
         self._known: dict[tuple[Dims, Dims], int] = {}
-        self._cuts: dict[tuple[int, tuple[str, ...]], Cut] = {}
+        self._cuts: dict[tuple[int, tuple[str, ...]], CutCounts] = {}
         self._meets: dict[tuple[int, tuple[str, ...], tuple[str, ...]], Numbers] = {}
         self._index: dict[str, NDArray[np.int64]] = {}
 
@@ -184,7 +184,7 @@ class Traffic:
             self._meets[dim, old, new] = found
         return found
 
-    def _cut(self, dim: int, axes: tuple[str, ...]) -> Cut:
+    def _cut(self, dim: int, axes: tuple[str, ...]) -> CutCounts:
         """Start and stop of every piece of a dim."""
         if not axes:
             return 0, self.shape[dim]

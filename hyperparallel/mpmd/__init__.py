@@ -2,7 +2,7 @@
 
 from hyperparallel.mpmd.action import Action, Schedule, homes, needs_of
 from hyperparallel.mpmd.bubble import Times, bubble_share, most_in_flight, timed
-from hyperparallel.mpmd.check import check, in_flight
+from hyperparallel.mpmd.check import check_schedule, in_flight
 from hyperparallel.mpmd.message import Message, Receive, Send, lowered
 from hyperparallel.mpmd.schedule import SCHEDULES, schedule
 
@@ -15,7 +15,7 @@ __all__ = [
     "Send",
     "Times",
     "bubble_share",
-    "check",
+    "check_schedule",
     "homes",
     "in_flight",
     "lowered",

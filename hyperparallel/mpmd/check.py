@@ -16,12 +16,12 @@ from hyperparallel.mpmd.action import KINDS, Action, Schedule, homes, num_stages
 from hyperparallel.mpmd.bubble import timed
 
 
-def check(schedule: Schedule, most: Sequence[int] | int | None = None) -> None:
+def check_schedule(schedule: Schedule, most: Sequence[int] | int | None = None) -> None:
     """Raise `PlanError` for a schedule that cannot be run; it says which action is wrong.
 
     most: forwards that each rank (or every one) may hold at a time.
 
-    >>> check(((Action("F", 0, 0), Action("B", 0, 0)), (Action("B", 1, 0), Action("F", 1, 0))))
+    >>> check_schedule(((Action("F", 0, 0), Action("B", 0, 0)), (Action("B", 1, 0), Action("F", 1, 0))))
     Traceback (most recent call last):
     hyperparallel.errors.PlanError: schedule: got 'ranks that wait for ever: rank 1 at B1.0 for F1.0,
     rank 0 at B0.0 for B1.0'; allowed: an order that can be followed

@@ -43,7 +43,7 @@ class Receive:
     message: Message
 
 
-Entry = Action | Send | Receive
+ScheduleEntry = Action | Send | Receive
 
 
 def messages_of(schedule: Schedule) -> dict[Action, Message]:
@@ -59,7 +59,7 @@ def messages_of(schedule: Schedule) -> dict[Action, Message]:
     return found
 
 
-def lowered(schedule: Schedule) -> tuple[tuple[Entry, ...], ...]:
+def lowered(schedule: Schedule) -> tuple[tuple[ScheduleEntry, ...], ...]:
     """Every rank's actions with its sends and receives between them.
 
     >>> from hyperparallel.mpmd.schedule import schedule
@@ -85,7 +85,7 @@ def lowered(schedule: Schedule) -> tuple[tuple[Entry, ...], ...]:
             before[schedule[rank][position]].append(receive)
     result = []
     for actions in schedule:
-        entries: list[Entry] = []
+        entries: list[ScheduleEntry] = []
         for action in actions:
             entries += [*before.get(action, ()), action]
             if action in made:

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field, replace
 from hyperparallel.cluster import Rates
 from hyperparallel.errors import LayoutError
 from hyperparallel.layout import Layout, Mesh
+from hyperparallel.plan.fixed_layouts import dim_place, region_of, written_choices, written_specs
 from hyperparallel.plan.plan import Plan, match
-from hyperparallel.plan.refine import refine
-from hyperparallel.plan.written import dim_place, region_of, written_choices, written_specs
-from hyperparallel.shard.placements import WHOLE, Choice, Cut, Pending, Placement
-from hyperparallel.shard.prices import VIEWS, kind
-from hyperparallel.shard.rule import Rule
-from hyperparallel.shard.solve import constant_ops, solve_axis
+from hyperparallel.plan.split_axes import refine
+from hyperparallel.shard.axis_problem import AxisDecision, AxisTask, Progress
+from hyperparallel.shard.axis_states import WHOLE, AxisState, Choice, Cut, Pending
+from hyperparallel.shard.op_seconds import VIEWS, kind
+from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.shard.solve_axis import constant_ops, solve_axis
 from hyperparallel.shard.spec import FactorCut, Spec, make_spec, spec_of_dims, spec_of_layout
-from hyperparallel.shard.task import AxisDecision, AxisTask, Progress
 from hyperparallel.workload import Workload
 
 OPTIMIZER_TOUCHES = 7.0
@@ -155,8 +155,8 @@ class _Settling:
 
     def task(self, axis: str, done: Progress) -> AxisTask:
         work, n = self.workload, self.mesh.axis_size(axis)
-        sources: dict[str, tuple[Placement, ...]] = {}
-        sinks: dict[str, tuple[Placement, ...] | str] = {}
+        sources: dict[str, tuple[AxisState, ...]] = {}
+        sinks: dict[str, tuple[AxisState, ...] | str] = {}
         declared: set[str] = set()
         for name, value in work.params.items():
             sources[value] = self._param_places(name, value, axis, done)
@@ -197,7 +197,7 @@ class _Settling:
             late_cuts=axis in self.plan.batch_axes and self.plan.zero == 1,
         )
 
-    def _param_places(self, name: str, value: str, axis: str, done: Progress) -> tuple[Placement, ...]:
+    def _param_places(self, name: str, value: str, axis: str, done: Progress) -> tuple[AxisState, ...]:
         if axis in self.plan.batch_axes:
             return (WHOLE,)
         n = self.mesh.axis_size(axis)
@@ -205,7 +205,7 @@ class _Settling:
             return (dim_place(self.workload, value, self.declared[name][1], axis, done, n) or WHOLE,)
         return self._free(value, done, n)
 
-    def _stored_cut(self, name: str, axis: str, done: Progress) -> Placement | None:
+    def _stored_cut(self, name: str, axis: str, done: Progress) -> AxisState | None:
         """The placement in which a batch axis keeps the gradient; None on other axes."""
         if axis not in self.plan.batch_axes:
             return None
@@ -219,7 +219,7 @@ class _Settling:
             return WHOLE
         return Cut(dim, self.workload.values[value].shape[dim])
 
-    def _input_places(self, path: str, value: str, axis: str, done: Progress) -> tuple[Placement, ...]:
+    def _input_places(self, path: str, value: str, axis: str, done: Progress) -> tuple[AxisState, ...]:
         n = self.mesh.axis_size(axis)
         if path in self.inputs:
             return (dim_place(self.workload, value, self.inputs[path][1], axis, done, n) or WHOLE,)
@@ -229,7 +229,7 @@ class _Settling:
             return (Cut(0, -(-shape[0] // done.values[value])),)
         return self._free(value, done, n)
 
-    def _free(self, value: str, done: Progress, n: int) -> tuple[Placement, ...]:
+    def _free(self, value: str, done: Progress, n: int) -> tuple[AxisState, ...]:
         shape, taken = self.workload.values[value].shape, done.values[value]
         cuts = (Cut(d, s) for d, s in enumerate(shape) if s % (taken * n) == 0 and s and taken == 1)
         return (WHOLE, *cuts)
@@ -269,7 +269,7 @@ class _Settling:
             bound_seconds=sum(a.bound_seconds for a in axes),
         )
 
-    def _placed(self, value: str, places: list[tuple[str, Placement]]) -> Spec:
+    def _placed(self, value: str, places: list[tuple[str, AxisState]]) -> Spec:
         shape = self.workload.values[value].shape
         cut: list[tuple[str, ...]] = [() for _ in shape]
         for axis, place in places:
@@ -356,7 +356,7 @@ def _cuts(chosen: list[tuple[str, Choice]]) -> dict[str, FactorCut]:
 def _operand_specs(
     mesh: Mesh, rule: Rule, chosen: list[tuple[str, Choice]], cuts: Mapping[str, FactorCut]
 ) -> tuple[tuple[Spec, ...], tuple[Spec | None, ...]]:
-    def pending(places: list[tuple[str, Placement | None]]) -> dict[str, str]:
+    def pending(places: list[tuple[str, AxisState | None]]) -> dict[str, str]:
         return {axis: place.op for axis, place in places if isinstance(place, Pending)}
 
     inputs = tuple(

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from hyperparallel.errors import PlanError, nearest
 from hyperparallel.layout import Layout, Mesh
-from hyperparallel.plan.words import axes_words, bytes_words, count_words, layout_words, mesh_words
+from hyperparallel.plan.wording import axes_words, bytes_words, count_words, layout_words, mesh_words
 
 Phase = Literal["forward", "backward", "update"]
 

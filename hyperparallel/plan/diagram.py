@@ -15,7 +15,7 @@ from html import escape
 from hyperparallel.layout import Layout
 from hyperparallel.plan.derived import Derived
 from hyperparallel.plan.report import CommunicationRow, ParameterRow
-from hyperparallel.plan.words import axes_words, bytes_words, fold
+from hyperparallel.plan.wording import axes_words, bytes_words, fold
 
 WIDTH, HEIGHT = 34, 20
 MOST_LINES = 16
@@ -23,7 +23,7 @@ ARROWS = {"forward": "&darr;", "backward": "&uarr;", "update": "&#8635;"}
 
 
 @dataclass
-class Part:
+class BlockPart:
     """A child of a block (`self_attn`), with its tensors and the collectives it causes."""
 
     path: str
@@ -33,30 +33,30 @@ class Part:
 
 
 @dataclass
-class Block:
+class DiagramBlock:
     """A top-level module, or one drawn for all repeats of a block."""
 
     path: str
     repeats: int
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, BlockPart] = field(default_factory=dict)
     moves: list[CommunicationRow] = field(default_factory=list)
 
 
 def blocks(
     parameters: list[ParameterRow], communications: list[CommunicationRow]
-) -> tuple[list[Block], list[CommunicationRow]]:
+) -> tuple[list[DiagramBlock], list[CommunicationRow]]:
     """Blocks in order of their parameters, and the collectives that belong to none of them."""
-    found: dict[str, Block] = {}
+    found: dict[str, DiagramBlock] = {}
     for row in parameters:
         name = fold(row.names[0])
         module = name.rpartition(".")[0] or name
         head, star, tail = name.partition(".*.")
         path = f"{head}.*" if star else module
         label = tail.split(".")[0] if star and "." in tail else ""
-        block = found.setdefault(path, Block(path, 1))
+        block = found.setdefault(path, DiagramBlock(path, 1))
         block.repeats = max(block.repeats, len(row.names))
         part_path = f"{path}.{label}" if label else path
-        block.parts.setdefault(part_path, Part(part_path, label)).rows.append(row)
+        block.parts.setdefault(part_path, BlockPart(part_path, label)).rows.append(row)
     elsewhere: list[CommunicationRow] = []
     for move in communications:
         owner = _owner(found, move)
@@ -64,9 +64,9 @@ def blocks(
     return list(found.values()), elsewhere
 
 
-def _owner(found: Mapping[str, Block], move: CommunicationRow) -> Part | Block | None:
+def _owner(found: Mapping[str, DiagramBlock], move: CommunicationRow) -> BlockPart | DiagramBlock | None:
     """The part or block whose path is the longest prefix of where the collective happens."""
-    owners: list[Part | Block] = [p for block in found.values() for p in block.parts.values()]
+    owners: list[BlockPart | DiagramBlock] = [p for block in found.values() for p in block.parts.values()]
     owners += found.values()
     for place in (move.module, *move.values):
         fitting = [owner for owner in owners if f"{place}.".startswith(f"{owner.path}.")]
@@ -91,7 +91,7 @@ def draw(
     return '\n<div class="arrow"></div>\n'.join(drawn)
 
 
-def _block(block: Block, layouts: Mapping[str, Layout], colours: Mapping[str, str]) -> str:
+def _block(block: DiagramBlock, layouts: Mapping[str, Layout], colours: Mapping[str, str]) -> str:
     repeated = block.repeats > 1
     times = f' <span class="faint">x {block.repeats}</span>' if repeated else ""
     title = escape(block.path) + times
@@ -101,7 +101,7 @@ def _block(block: Block, layouts: Mapping[str, Layout], colours: Mapping[str, st
     return f'<div class="{kind}">{head}\n{parts}</div>'
 
 
-def _part(part: Part, layouts: Mapping[str, Layout], colours: Mapping[str, str]) -> str:
+def _part(part: BlockPart, layouts: Mapping[str, Layout], colours: Mapping[str, str]) -> str:
     chips = "".join(_chip(row, part, layouts[row.names[0]], colours) for row in part.rows)
     return (
         f'<div class="part"><div class="label">{escape(part.label)}</div>'
@@ -109,7 +109,7 @@ def _part(part: Part, layouts: Mapping[str, Layout], colours: Mapping[str, str])
     )
 
 
-def _chip(row: ParameterRow, part: Part, layout: Layout, colours: Mapping[str, str]) -> str:
+def _chip(row: ParameterRow, part: BlockPart, layout: Layout, colours: Mapping[str, str]) -> str:
     name = fold(row.names[0]).removeprefix(f"{part.path}.")
     shape = " x ".join(str(size) for size in row.shape)
     hint = escape(f"{row.title}: {row.layout}. {row.reason}", quote=True)

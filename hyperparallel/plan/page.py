@@ -21,7 +21,7 @@ from hyperparallel.plan.report import (
     layout_names,
     parameter_rows,
 )
-from hyperparallel.plan.words import axes_words, bytes_words, fold, layout_words, mesh_words
+from hyperparallel.plan.wording import axes_words, bytes_words, fold, layout_words, mesh_words
 
 NUM_COLOURS = 8
 MOST_RANKS_DRAWN = 64

@@ -18,8 +18,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperparallel.errors import NOTHING, PlanError, Words, nearest
+from hyperparallel.foreign_errors import kind, no_yaml, shown
 from hyperparallel.layout import Layout, Mesh
-from hyperparallel.misread import kind, no_yaml, shown
 
 if TYPE_CHECKING:
     from hyperparallel.plan.derived import Derived
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BATCH_NAMES = ("dp", "ddp", "fsdp", "data", "batch", "replica")
 COMPUTE = (None, "bfloat16")
 REDUCE = ("float32", "bfloat16")
-Axes = str | list[str] | None
+DimText = str | list[str] | None
 _LAYOUTS = ("params", "inputs", "activations")
 
 
@@ -100,7 +100,7 @@ class Plan:
         be on the meta device. Raises `PlanError`/`LayoutError` for a plan that does not fit it and
         `CaptureError` for a module that cannot be captured.
         """
-        args, kwargs = _late("hyperparallel.runtime.batches").call_of(batch)
+        args, kwargs = _late("hyperparallel.runtime.module.local_batch").call_of(batch)
         found: Derived = _late("hyperparallel.graph.derive").derive(model, self, args, kwargs)
         return found
 
@@ -110,7 +110,7 @@ class Plan:
         Results, gradients and random numbers are compared on a global batch (see `derive`), in this
         process. The module must hold real weights; it is left unchanged. Raises like `derive`.
         """
-        return _late("hyperparallel.runtime.certify").certify(model, self, batch, seed=seed)
+        return _late("hyperparallel.runtime.module.certify").certify(model, self, batch, seed=seed)
 
     def to_yaml(self) -> str:
         """The plan as the text of a plan file."""
@@ -169,9 +169,9 @@ class PlanFile(BaseModel):
 
     mesh: dict[str, int]
     ranks: list[int] | None = None
-    params: dict[str, list[Axes]] = Field(default_factory=dict)
-    inputs: dict[str, list[Axes]] = Field(default_factory=dict)
-    activations: dict[str, list[Axes]] = Field(default_factory=dict)
+    params: dict[str, list[DimText]] = Field(default_factory=dict)
+    inputs: dict[str, list[DimText]] = Field(default_factory=dict)
+    activations: dict[str, list[DimText]] = Field(default_factory=dict)
     fsdp: str | None = None
     zero: int = 3
     batch: list[str] | None = None
@@ -183,7 +183,7 @@ class PlanFile(BaseModel):
         ranks = None if self.ranks is None else tuple(self.ranks)
         mesh = Mesh(tuple(self.mesh.values()), tuple(self.mesh), ranks)
 
-        def layouts(entries: Mapping[str, list[Axes]]) -> dict[str, Layout]:
+        def layouts(entries: Mapping[str, list[DimText]]) -> dict[str, Layout]:
             return {
                 pattern: mesh(*(tuple(d) if isinstance(d, list) else d for d in dims))
                 for pattern, dims in entries.items()
@@ -244,7 +244,7 @@ def _late(module: str) -> Any:
     return importlib.import_module(module)
 
 
-def _axes_entry(axes: tuple[str, ...]) -> Axes:
+def _axes_entry(axes: tuple[str, ...]) -> DimText:
     return None if not axes else axes[0] if len(axes) == 1 else list(axes)
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from hyperparallel.plan.derived import Communication, Derived, ParamLayout, Phase
 from hyperparallel.plan.plan import Plan
-from hyperparallel.plan.words import (
+from hyperparallel.plan.wording import (
     axes_words,
     bytes_words,
     fold,
@@ -20,7 +20,7 @@ from hyperparallel.plan.words import (
     layout_words,
     mesh_words,
 )
-from hyperparallel.shard.prices import SMALL_FLOATS
+from hyperparallel.shard.op_seconds import SMALL_FLOATS
 
 T = TypeVar("T")
 PHASES: tuple[Phase, ...] = ("forward", "backward", "update")

@@ -3,7 +3,7 @@
 A recipe is a run's example and its integration test as well: `hyperparallel train llama_demo`.
 """
 
-from hyperparallel.recipes.find import find, names
+from hyperparallel.recipes.find import find_recipe, names
 from hyperparallel.recipes.recipe import Recipe
 
-__all__ = ["Recipe", "find", "names"]
+__all__ = ["Recipe", "find_recipe", "names"]

@@ -24,7 +24,7 @@ def names() -> list[str]:
     return sorted(RECIPES)
 
 
-def find(model: str) -> Recipe:
+def find_recipe(model: str) -> Recipe:
     """The recipe that `model` names; `UserError` with the nearest names where there is none."""
     if model in RECIPES:
         return RECIPES[model]()

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hyperparallel.shard.loss import MEAN
-from hyperparallel.shard.operands import argument
-from hyperparallel.shard.placements import WHOLE, Choice, Cut, Pending, choices
-from hyperparallel.shard.prices import kind
-from hyperparallel.shard.rule import Rule
+from hyperparallel.shard.axis_states import WHOLE, Choice, Cut, Pending, choices
+from hyperparallel.shard.op_seconds import kind
+from hyperparallel.shard.rules.loss import MEAN
+from hyperparallel.shard.rules.operands import argument
+from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.workload import Op, Ref, Workload
 
 FIXED, ROWS, OVER_SUM, OVER_ROWS, OVER_LABELS, UNKNOWN = "fixed", "rows", "sum", "mean", "labels", "unknown"
 """Not of the batch; of rows lost sight of; a sum; a mean by rows; a mean by valid labels; not known."""
 
-State = Cut | str
+BatchState = Cut | str
 REDUCTION_AT = {"mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2, "soft_margin_loss": 2}
 SCALES = ("mul", "div")
 
@@ -32,7 +32,8 @@ def over_rows(work: Workload, rules: Mapping[str, Rule], value: str) -> str:
     """
     inputs = [work.values[v] for v in work.inputs.values()]
     rows = next((x.shape[0] for x in inputs if x.shape), 1)
-    states: dict[str, State] = {x.name: Cut(0, rows) for x in inputs if x.shape[:1] == (rows,) and rows > 1}
+    by_row = [x.name for x in inputs if x.shape[:1] == (rows,) and rows > 1]
+    states: dict[str, BatchState] = {name: Cut(0, rows) for name in by_row}
     for op in work.ops:
         if op.backward or all(states.get(v, FIXED) == FIXED for v in op.inputs):
             continue
@@ -44,8 +45,8 @@ def over_rows(work: Workload, rules: Mapping[str, Rule], value: str) -> str:
     return str(state) if state in (OVER_SUM, OVER_ROWS, OVER_LABELS) else UNKNOWN
 
 
-def _made(op: Op, rule: Rule, found: list[State], rows: int) -> list[State]:
-    reduced: set[State] = {state for state in found if state in (OVER_SUM, OVER_ROWS, OVER_LABELS)}
+def _made(op: Op, rule: Rule, found: list[BatchState], rows: int) -> list[BatchState]:
+    reduced: set[BatchState] = {state for state in found if state in (OVER_SUM, OVER_ROWS, OVER_LABELS)}
     if reduced:
         return [_passed(op, rule, found, reduced, rows)] * len(op.outputs)
     fits = (c for c in choices(rule, {}, 1) if c.factor is not None and _fits(c, found))
@@ -55,7 +56,7 @@ def _made(op: Op, rule: Rule, found: list[State], rows: int) -> list[State]:
     return [_place(op, choice, i) for i in range(len(op.outputs))]
 
 
-def _fits(choice: Choice, found: list[State]) -> bool:
+def _fits(choice: Choice, found: list[BatchState]) -> bool:
     """Whether a choice takes the rows as they come; what is fixed or lost sight of may be cut or not."""
     places = zip(found, choice.inputs, strict=True)
     return all(place == state for state, place in places if isinstance(state, Cut)) and any(
@@ -63,7 +64,7 @@ def _fits(choice: Choice, found: list[State]) -> bool:
     )
 
 
-def _place(op: Op, choice: Choice, i: int) -> State:
+def _place(op: Op, choice: Choice, i: int) -> BatchState:
     place, name = choice.outputs[i], kind(op)
     if isinstance(place, Cut):
         return place
@@ -78,7 +79,7 @@ def _place(op: Op, choice: Choice, i: int) -> State:
     return UNKNOWN
 
 
-def _passed(op: Op, rule: Rule, found: list[State], reduced: set[State], rows: int) -> State:
+def _passed(op: Op, rule: Rule, found: list[BatchState], reduced: set[BatchState], rows: int) -> BatchState:
     """A sum or a mean through one more op: what is linear in it leaves it what it is."""
     there = {i for i, state in enumerate(found) if state != FIXED}
     if len(reduced) > 1 or any(found[i] not in reduced for i in there):

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hyperparallel.layout import Layout, Mesh
-from hyperparallel.shard.rule import Dims
+from hyperparallel.shard.rules.rule import FactorDims
 
 Factor = tuple[int, tuple[str, ...]]
 
@@ -111,7 +111,7 @@ def spec_of_layout(layout: Layout, shape: Sequence[int]) -> Spec:
 
 def spec_of_dims(
     mesh: Mesh,
-    dims: Dims,
+    dims: FactorDims,
     sizes: Mapping[str, int],
     cuts: Mapping[str, FactorCut],
     partial: Mapping[str, str],

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperparallel.errors import UserError, nearest
-from hyperparallel.misread import kind
+from hyperparallel.foreign_errors import kind
 
 
 class TrainConfig(BaseModel):

@@ -1,6 +1,6 @@
 """A whole training run as one value, and what each rank (or one device alone) does with it.
 
-The launcher hands the same `Job` to every rank. A rank builds the model from the seed, so all ranks
+The launcher hands the same `TrainJob` to every rank. A rank builds the model from the seed, so all ranks
 (and the single-device check) start from the same weights, makes a `TrainStep` under the plan, and
 runs the loop. Rank 0 talks: what was derived, the progress line, the run's files.
 """
@@ -17,8 +17,8 @@ from torch import nn
 from hyperparallel.graph.derive import derived
 from hyperparallel.plan.derived import Derived
 from hyperparallel.plan.plan import Plan
-from hyperparallel.runtime.session import Session
-from hyperparallel.runtime.step import TrainStep
+from hyperparallel.runtime.job.session import Session
+from hyperparallel.runtime.module.step import TrainStep
 from hyperparallel.train.batches import Batches
 from hyperparallel.train.config import TrainConfig, learning_rate
 from hyperparallel.train.loop import TrainResult, train
@@ -29,7 +29,7 @@ from hyperparallel.train.tracing import TracedSteps
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainJob:
     """What every rank needs to know.
 
     model: builds the module; called after seeding. tokens: the token file, made before ranks start.
@@ -43,7 +43,7 @@ class Job:
     show: Callable[[Derived], None] | None = None
 
 
-def train_rank(session: Session, job: Job) -> TrainResult:
+def train_rank(session: Session, job: TrainJob) -> TrainResult:
     """Run one rank of a job to its end."""
     config = job.config
     batches = make_batches(job)
@@ -75,7 +75,7 @@ def train_rank(session: Session, job: Job) -> TrainResult:
     )
 
 
-def single_device_losses(job: Job, steps: int) -> list[float]:
+def single_device_losses(job: TrainJob, steps: int) -> list[float]:
     """Losses of the first `steps` steps of a job, run by the plain module on one device."""
     config = job.config
     model = make_model(job).train()
@@ -89,13 +89,13 @@ def single_device_losses(job: Job, steps: int) -> list[float]:
     return losses
 
 
-def make_model(job: Job) -> nn.Module:
+def make_model(job: TrainJob) -> nn.Module:
     """The model with the weights that the seed gives, in the run's dtype."""
     torch.manual_seed(job.config.seed)
     return job.model(job.config).to(getattr(torch, job.config.dtype))
 
 
-def make_batches(job: Job) -> Batches:
+def make_batches(job: TrainJob) -> Batches:
     """The global batches of a job, from the first on."""
     config = job.config
     return Batches(open_tokens(job.tokens), config.batch_size, config.seq_len, config.seed)

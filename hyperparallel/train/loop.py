@@ -19,8 +19,8 @@ from typing import Any
 from torch.distributed.distributed_c10d import Store
 
 from hyperparallel.errors import CheckpointError
-from hyperparallel.runtime.checkpoint import Checkpointer
-from hyperparallel.runtime.checkpoint_model import (
+from hyperparallel.runtime.checkpoint.checkpointer import Checkpointer
+from hyperparallel.runtime.checkpoint.model import (
     empty_random_state,
     random_state,
     restore_random_state,

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from hyperparallel.graph.precision import computing
-from hyperparallel.runtime.checkpoint_index import Index
-from hyperparallel.runtime.checkpoint_model import (
+from hyperparallel.graph.capture.precision import computing
+from hyperparallel.runtime.checkpoint.index import Index
+from hyperparallel.runtime.checkpoint.model import (
     bare_path,
     module_parameters,
     module_state,
@@ -24,8 +24,8 @@ from hyperparallel.runtime.checkpoint_model import (
     prepare_optimizer,
     restore_settings,
 )
-from hyperparallel.runtime.checkpoint_record import Local, Value
-from hyperparallel.runtime.step import TrainStep
+from hyperparallel.runtime.checkpoint.record import Local, StateValue
+from hyperparallel.runtime.module.step import TrainStep
 
 
 class StepFn(Protocol):
@@ -37,7 +37,7 @@ class StepFn(Protocol):
     def set_lr(self, lr: float) -> None:
         """The learning rate of the next steps."""
 
-    def state(self, index: Index | None = None) -> Mapping[str, Value]:
+    def state(self, index: Index | None = None) -> Mapping[str, StateValue]:
         """The live tensors by name; those of `index`, a checkpoint, are allocated first."""
 
     def facts(self) -> Mapping[str, Any]:
@@ -56,7 +56,7 @@ class _OptimizerStep:
     def __init__(
         self,
         module: nn.Module,
-        parameters: Mapping[str, Value],
+        parameters: Mapping[str, StateValue],
         optimizer: torch.optim.Optimizer,
     ) -> None:
         self.module, self.parameters, self.optimizer = module, parameters, optimizer
@@ -68,7 +68,7 @@ class _OptimizerStep:
             else:
                 group["lr"] = lr
 
-    def state(self, index: Index | None = None) -> Mapping[str, Value]:
+    def state(self, index: Index | None = None) -> Mapping[str, StateValue]:
         if index is not None:
             prepare_optimizer(self.parameters, self.optimizer, index)
         tensors, _ = module_state(self.module)
@@ -116,7 +116,7 @@ class ShardedStep(_OptimizerStep):
 
     def __init__(self, train_step: TrainStep) -> None:
         _, aliases = module_state(train_step.model)
-        parameters: dict[str, Value] = {}
+        parameters: dict[str, StateValue] = {}
         for name, tensor in train_step.params.items():
             spec, path = train_step.specs[name], f"model/{bare_path(name)}"
             path = aliases.get(path, path).removeprefix("model/")

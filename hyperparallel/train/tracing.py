@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hyperparallel.plan.simulate.timeline import Timeline
-from hyperparallel.plan.simulate.trace import write_trace
-from hyperparallel.runtime.step import TrainStep
-from hyperparallel.runtime.tracing import gathered, traced_step
+from hyperparallel.runtime.module.step import TrainStep
+from hyperparallel.runtime.module.tracing import gathered, traced_step
+from hyperparallel.simulate.timeline import Timeline
+from hyperparallel.simulate.trace import write_trace
 from hyperparallel.train.steps import ShardedStep
 
 WINDOW = range(6, 11)

@@ -24,7 +24,9 @@ from hyperparallel.workload.linear import Linear, total_flops, total_params
 from hyperparallel.workload.mlp import Mlp, Moe
 from hyperparallel.workload.recurrent import StateSpace
 
-__all__ = ["Attention", "Layer", "LayerParams", "Linear", "Mlp", "Model", "Moe", "Part", "StateSpace", "runs"]
+__all__ = [
+    "Attention", "EncoderPart", "Layer", "LayerParams", "Linear", "Mlp", "Model", "Moe", "StateSpace", "runs",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Model:
     stem: tuple[Linear, ...] = ()
     outputs: tuple[Linear, ...] = ()
     vectors: int = 0
-    encoders: tuple[Part, ...] = ()
+    encoders: tuple[EncoderPart, ...] = ()
     mtp: int = 0
     mtp_block: tuple[Layer, ...] = ()
     mtp_shared: bool = False
@@ -186,7 +188,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Part:
+class EncoderPart:
     """An encoder in front of a model: `tokens` go in for each image or clip, `tokens // merge` come out.
 
     `projector` maps `merge` encoder vectors to one vector of the model; its matrices run once for each

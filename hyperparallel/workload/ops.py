@@ -1,7 +1,7 @@
 """The read-only picture of a program that the deciders see: values, and the ops that make them.
 
-A `Workload` is extracted from a captured joint forward/backward FX graph (`graph/extract.py`). Nothing
-here imports torch, so a decision can be made, tested and explained on any machine. Shapes are global.
+A `Workload` is extracted from a captured joint forward/backward FX graph (`graph/capture/extract.py`).
+Nothing here imports torch, so a decision can be made, tested and explained on any machine. Shapes are global.
 There is no second IR: nothing rewrites a `Workload`; passes rewrite the FX graph and look decisions up
 by value name.
 """

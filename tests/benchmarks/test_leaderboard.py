@@ -15,7 +15,7 @@ from benchmarks.leaderboard.fit import calibration, fit
 from benchmarks.leaderboard.planner import choice, kendall
 from benchmarks.leaderboard.score import Errors, calibrated, folds
 from benchmarks.leaderboard.tables import read_tables
-from hyperparallel.plan.cost.constants import Constants
+from hyperparallel.planner.cost.constants import Constants
 
 pytestmark = pytest.mark.pure
 

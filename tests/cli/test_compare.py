@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hyperparallel.cli.__main__ import app
-from hyperparallel.plan.simulate import Span, Timeline, write_trace
+from hyperparallel.simulate import Span, Timeline, write_trace
 
 pytestmark = pytest.mark.pure
 

@@ -70,7 +70,7 @@ def test_calibrating_writes_what_the_laptop_preset_reads(
         return timings(ranks=ranks)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("hyperparallel.runtime.calibrate.measure", measured)
+    monkeypatch.setattr("hyperparallel.runtime.calibrate.calibrate.measure", measured)
     said = "\n".join(diagnosis.calibrated(2))
     assert asked == [2] and preset("laptop").num_devices == 2
     assert "40 GFLOP/s fp32" in said and str(tmp_path) in said

@@ -15,7 +15,7 @@ from hyperparallel.cli.__main__ import app
 from hyperparallel.cli.planning import Wanted, job_of
 from hyperparallel.errors import UserError
 from hyperparallel.plan.plan import Plan
-from hyperparallel.plan.simulate import read_trace
+from hyperparallel.simulate import read_trace
 
 pytestmark = pytest.mark.pure
 SMALL = ("--cluster", "h100", "--devices", "8", "--seq", "2048", "--global-batch", "16")

@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 
 from hyperparallel.cli.__main__ import app
 from hyperparallel.cluster.calibration import describe
-from hyperparallel.plan.simulate import read_trace
-from hyperparallel.runtime import calibrate
+from hyperparallel.runtime.calibrate import calibrate
+from hyperparallel.simulate import read_trace
 
 TINY = "tests.cli.tiny:tiny"
 
@@ -24,7 +24,7 @@ def _run(*words: object) -> Result:
 @pytest.mark.timeout(240)
 def test_a_predicted_step_is_the_measured_one_on_another_clock(tmp_path: Path) -> None:
     """Same actions in the same order. Times only within a factor: a busy machine is no clock."""
-    work = calibrate.Work(
+    work = calibrate.TimingSizes(
         stretch_s=0.002, kernel_s=0.0005, repeats=2, shapes=((64, 64, 64), (64, 64, 256)),
         counts=(2048, 16384), messages=(240, 24_000), disk_bytes=1 << 20, between_bytes=1 << 20,
     )  # fmt: skip

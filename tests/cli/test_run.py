@@ -14,7 +14,7 @@ from hyperparallel.plan import Plan
 from hyperparallel.recipes import Recipe
 from hyperparallel.train import job as train_job
 from hyperparallel.train.config import make_config
-from hyperparallel.train.job import Job
+from hyperparallel.train.job import TrainJob
 from hyperparallel.train.loop import TrainResult
 from tests.cli.tiny import build
 
@@ -28,23 +28,23 @@ def _result(losses: list[float], first: int = 0) -> TrainResult:
 
 
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Job:
+def job(monkeypatch: pytest.MonkeyPatch) -> TrainJob:
     monkeypatch.setattr(train_job, "single_device_losses", lambda job, steps: ALONE[:steps])
-    return Job(make_config({"steps": 3}), PLAN, build, Path("tokens.bin"))
+    return TrainJob(make_config({"steps": 3}), PLAN, build, Path("tokens.bin"))
 
 
-def test_equal_losses_pass(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_losses_pass(job: TrainJob, capsys: pytest.CaptureFixture[str]) -> None:
     check_losses(job, _result([2.0, 1.5 * (1 + 5e-6), 1.25, 1.0]))
     assert "check passed: 3 steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("losses", [[2.0, 1.5, 1.25 * (1 + 3e-5)], [2.0, float("nan"), 1.25]])
-def test_other_losses_fail(job: Job, losses: list[float]) -> None:
+def test_other_losses_fail(job: TrainJob, losses: list[float]) -> None:
     with pytest.raises(RunError, match="not the same run"):
         check_losses(job, _result(losses))
 
 
-def test_a_resumed_run_is_not_compared(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_is_not_compared(job: TrainJob, capsys: pytest.CaptureFixture[str]) -> None:
     check_losses(job, _result([9.0], first=1))
     assert "left out" in capsys.readouterr().out
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperparallel.runtime.checkpoint import Checkpointer
+from hyperparallel.runtime.checkpoint.checkpointer import Checkpointer
 
 pytestmark = pytest.mark.procs
 ROOT = Path(__file__).resolve().parents[2]

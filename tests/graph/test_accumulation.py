@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from hyperparallel.graph.pipeline import Built, build
+from hyperparallel.graph.build import Built, build
 from hyperparallel.graph.program import RankProgram, Transfer
 from hyperparallel.layout import Layout
 from hyperparallel.plan import Plan
 from hyperparallel.shard.batchwise import over_rows
-from tests.graph import families
-from tests.runtime import small
-from tests.runtime.small import integers, made, numbers
+from tests.graph.capture import families
+from tests.runtime.module import small
+from tests.runtime.module.small import integers, made, numbers
 
 pytestmark = pytest.mark.fake
 DP, DP_TP = Layout((2,), ("dp",)), Layout((2, 2), ("dp", "tp"))

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from benchmarks.shard.block import LARGE, SMALL, BlockLoss, BlockSize
-from hyperparallel.graph.pipeline import Built, build
+from hyperparallel.graph.build import Built, build
 from hyperparallel.layout import Layout
 from hyperparallel.plan.plan import Plan
-from hyperparallel.runtime.certify import certify
+from hyperparallel.runtime.module.certify import certify
 
 pytestmark = pytest.mark.fake
 DECLARED = ("*.o.weight", "*.down.weight")

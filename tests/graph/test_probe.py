@@ -11,10 +11,10 @@ import torch
 
 from hyperparallel.graph import probe as probing
 from hyperparallel.graph.probe import probe
-from hyperparallel.shard.notation import write
-from hyperparallel.shard.rule import Rule
-from tests.graph.op_case import bools, ints, r
-from tests.graph.virtual_op import OpRun
+from hyperparallel.shard.rules.notation import write
+from hyperparallel.shard.rules.rule import Rule
+from tests.graph.local.op_case import bools, ints, r
+from tests.graph.local.virtual_op import OpRun
 
 pytestmark = pytest.mark.fake
 

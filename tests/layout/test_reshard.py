@@ -25,7 +25,7 @@ from hyperparallel.layout import (
     find_steps,
     reshard,
 )
-from hyperparallel.layout.simulate import cut, join, simulate
+from hyperparallel.layout.emulate import cut, emulate, join
 from tests.layout.oracle import fewest_received
 from tests.layout.strategies import pairs
 
@@ -43,7 +43,7 @@ def check(src: Layout, dst: Layout, shape: tuple[int, ...], **options: object) -
     chain = [src, *(step.dst for step in steps)]
     assert chain[-1] == dst and [step.src for step in steps] == chain[:-1]
     tensor = whole(shape)
-    held = simulate(steps, cut(src, tensor), shape)
+    held = emulate(steps, cut(src, tensor), shape)
     assert np.array_equal(join(dst, held, shape), tensor)
     return steps
 
@@ -59,7 +59,7 @@ def test_there_and_back_is_the_identity(pair: tuple[Layout, Layout, tuple[int, .
     tensor = whole(shape)
     there = check(src, dst, shape)
     back = check(dst, src, shape)
-    held = simulate(back, simulate(there, cut(src, tensor), shape), shape)
+    held = emulate(back, emulate(there, cut(src, tensor), shape), shape)
     assert np.array_equal(join(src, held, shape), tensor)
 
 
@@ -71,7 +71,7 @@ def test_between_meshes_there_and_back_is_the_identity(
     src, dst, shape = pair
     tensor = whole(shape)
     there, back = check(src, dst, shape), check(dst, src, shape)
-    held = simulate(back, simulate(there, cut(src, tensor), shape), shape)
+    held = emulate(back, emulate(there, cut(src, tensor), shape), shape)
     assert np.array_equal(join(src, held, shape), tensor)
     assert sum(isinstance(step, SendRecv) for step in there) == (src.mesh != dst.mesh)
 
@@ -206,7 +206,7 @@ def test_two_axes_on_one_uneven_dim_fused_and_step_by_step(matrix: tuple[int, in
     held = cut(cut_twice, whole(shape))
     for dst in (mesh("a", None), mesh(None, None)):
         src, steps = held, check(cut_twice, dst, shape)
-        held, cut_twice = simulate(steps, src, shape), dst
+        held, cut_twice = emulate(steps, src, shape), dst
     assert all(np.array_equal(piece, whole(shape)) for piece in held.values())
 
 

@@ -1,4 +1,4 @@
-"""Schedules: the orders that papers print, what `check` refuses, and random orders against brute force."""
+"""Schedules: the orders that papers print, what the check refuses, and random orders against brute force."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hyperparallel.mpmd import (
     Receive,
     Schedule,
     Send,
-    check,
+    check_schedule,
     homes,
     in_flight,
     lowered,
@@ -52,17 +52,17 @@ def test_orders_as_printed() -> None:
 @pytest.mark.parametrize("groups", [1, 2, 3, 5])
 def test_named_schedules_can_be_run(name: str, stages: int, groups: int) -> None:
     order = made(name, stages, groups)
-    check(order)
+    check_schedule(order)
     assert len(order) == stages
     limit = max(most_in_flight(name, stages, stages * groups, len(homes(order)) // stages, r)
                 for r in range(stages))  # fmt: skip
-    check(order, most=limit)
+    check_schedule(order, most=limit)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "interleaved"])
 @pytest.mark.parametrize("microbatches", [1, 2, 3, 5])
 def test_few_microbatches_can_be_run(name: str, microbatches: int) -> None:
-    check(schedule(name, 4, microbatches))
+    check_schedule(schedule(name, 4, microbatches))
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ def swapped(order: Schedule, rank: int, i: int, j: int) -> Schedule:
 )
 def test_broken_schedules_are_refused(broken: Schedule, said: str) -> None:
     with pytest.raises(PlanError, match=said):
-        check(broken)
+        check_schedule(broken)
 
 
 def test_memory_is_checked() -> None:
-    check(schedule("1f1b", 4, 8), most=[4, 3, 2, 1])
+    check_schedule(schedule("1f1b", 4, 8), most=[4, 3, 2, 1])
     with pytest.raises(PlanError, match="rank 0 holds 4 forwards"):
-        check(schedule("1f1b", 4, 8), most=3)
+        check_schedule(schedule("1f1b", 4, 8), most=3)
     weighed = in_flight(schedule("1f1b", 4, 8), weight=lambda stage: 10.0 * (stage + 1))
     assert weighed == (40.0, 60.0, 60.0, 40.0)
 
@@ -125,7 +125,7 @@ def test_check_agrees_with_brute_force(data: st.DataObject) -> None:
         ranks.append(tuple(data.draw(st.permutations(actions))))
     order = tuple(ranks)
     try:
-        check(order)
+        check_schedule(order)
         fine = True
     except PlanError:
         fine = False

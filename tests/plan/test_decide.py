@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from hyperparallel.errors import LayoutError, PlanError
-from hyperparallel.graph.pipeline import Built, build
+from hyperparallel.graph.build import Built, build
 from hyperparallel.layout import Layout
 from hyperparallel.plan import Plan
-from tests.graph import families
-from tests.runtime import small
-from tests.runtime.small import integers, made, numbers
+from tests.graph.capture import families
+from tests.runtime.module import small
+from tests.runtime.module.small import integers, made, numbers
 
 pytestmark = pytest.mark.fake
 MESH = Layout((2, 2), ("dp", "tp"))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import hyperparallel as hp
 from hyperparallel.cluster import Rates
-from hyperparallel.graph.pipeline import Built, build
+from hyperparallel.graph.build import Built, build
 
 pytestmark = pytest.mark.fake
 

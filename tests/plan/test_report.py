@@ -14,7 +14,7 @@ from hyperparallel.plan.report import (
     parameter_rows,
     text_report,
 )
-from hyperparallel.plan.words import bytes_words, fold
+from hyperparallel.plan.wording import bytes_words, fold
 from tests.plan.sample import MESH, llama
 
 pytestmark = pytest.mark.pure

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hyperparallel.errors import UserError
 from hyperparallel.layout import Mesh
-from hyperparallel.recipes import Recipe, find, names
+from hyperparallel.recipes import Recipe, find_recipe, names
 from hyperparallel.train.config import make_config
 
 pytestmark = pytest.mark.fake
@@ -27,7 +27,7 @@ def _weights(recipe: Recipe) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_declared_layouts_match_the_model(name: str, mesh: Mesh) -> None:
-    recipe = find(name)
+    recipe = find_recipe(name)
     weights = _weights(recipe)
     plan = recipe.declare(mesh)
     for pattern, layout in plan.params.items():
@@ -37,7 +37,7 @@ def test_declared_layouts_match_the_model(name: str, mesh: Mesh) -> None:
 
 
 def test_the_demo_has_about_ten_million_parameters() -> None:
-    count = sum(p.numel() for p in _weights(find("llama_demo")).values())
+    count = sum(p.numel() for p in _weights(find_recipe("llama_demo")).values())
     assert 9e6 < count < 11e6
 
 
@@ -49,7 +49,7 @@ def test_a_folder_gives_its_weights(tmp_path: Path) -> None:
     torch.manual_seed(1)
     saved = LlamaForCausalLM(small)
     saved.save_pretrained(tmp_path)
-    recipe = find(str(tmp_path))
+    recipe = find_recipe(str(tmp_path))
     config = make_config(recipe.fields)
     assert config.vocab_size == 300
     loaded = recipe.model(config).state_dict()
@@ -65,7 +65,7 @@ def test_a_folder_gives_its_weights(tmp_path: Path) -> None:
 
 def test_unknown_model_types_are_declared_data_parallel_only(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    assert find(str(tmp_path)).declare(MESHES[1]).params == {}
+    assert find_recipe(str(tmp_path)).declare(MESHES[1]).params == {}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{"])
@@ -73,4 +73,4 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path, text: str) -> None
     if text:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=r"config\.json"):
-        find(str(tmp_path))
+        find_recipe(str(tmp_path))

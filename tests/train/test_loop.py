@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from hyperparallel.errors import CheckpointError, RunError
-from hyperparallel.runtime.checkpoint import Checkpointer
-from hyperparallel.runtime.checkpoint_folder import newest
+from hyperparallel.runtime.checkpoint.checkpointer import Checkpointer
+from hyperparallel.runtime.checkpoint.folder import newest
 from hyperparallel.train.batches import Batches
 from hyperparallel.train.config import TrainConfig, make_config
 from hyperparallel.train.loop import TrainResult, train

@@ -11,7 +11,7 @@ from torch import nn
 
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
-from hyperparallel.runtime.step import TrainStep
+from hyperparallel.runtime.module.step import TrainStep
 from hyperparallel.train.batches import Batches
 from hyperparallel.train.config import TrainConfig, make_config
 from hyperparallel.train.loop import TrainResult, train

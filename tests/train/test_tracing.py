@@ -9,13 +9,13 @@ import torch
 
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
-from hyperparallel.plan.simulate.timeline import COMPUTE, Span, Timeline
-from hyperparallel.plan.simulate.trace import read_trace
-from hyperparallel.runtime.step import StepResult, TrainStep
+from hyperparallel.runtime.module.step import StepResult, TrainStep
+from hyperparallel.simulate.timeline import COMPUTE, Span, Timeline
+from hyperparallel.simulate.trace import read_trace
 from hyperparallel.train import tracing
 from tests.ranks import run_ranks
-from tests.runtime import small
-from tests.runtime.small import integers, made
+from tests.runtime.module import small
+from tests.runtime.module.small import integers, made
 
 SLOW = {6: 3.0, 7: 5.0, 8: 9.0, 9: 4.0, 10: 1.0}
 """Seconds of a call on the rank that is slow in it; the other takes half a second."""

@@ -5,7 +5,7 @@ program waits for, go together if they belong to one block and phase: as many by
 A block is what stands under one number in the model's names, one layer of a stack; what stands outside
 of blocks (embedding, head) stays alone, so that it is not gathered long before it is used.
 
-The collective takes all tensors with their dims and sizes; whether they are packed is the carrier's
+The collective takes all tensors with their dims and sizes; whether they are packed is the transport's
 business. Placed where the first gather, or the last reduction, stood.
 """
 

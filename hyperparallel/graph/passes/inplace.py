@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import fx
 
-from hyperparallel.graph.passes.rewrite import aten, same_dtype, same_value_shape
+from hyperparallel.graph.passes.peephole.rewrite import aten, same_dtype, same_value_shape
 
 _FOREIGN = object()
 """Stands for memory that must not be written to: not ours, or read at several places at once."""

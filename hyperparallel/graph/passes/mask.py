@@ -18,7 +18,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 if TYPE_CHECKING:
-    from hyperparallel.graph.capture import Captured
+    from hyperparallel.graph.capture.capture import Captured
 
 _LARGEST = 2**28
 

@@ -17,16 +17,17 @@ import torch
 from torch import fx
 
 from hyperparallel.graph import communication
-from hyperparallel.graph.capture import Captured
-from hyperparallel.graph.extract import module_of
-from hyperparallel.graph.passes.localise import LocalOp, Piece, localise
+from hyperparallel.graph.capture.capture import Captured
+from hyperparallel.graph.capture.extract import module_of
+from hyperparallel.graph.local.local_op import FactorPiece, LocalOp
+from hyperparallel.graph.local.localise import localise
 from hyperparallel.graph.passes.redistribute import Redistributor
-from hyperparallel.graph.passes.regions import write_region
+from hyperparallel.graph.passes.write_region import write_region
 from hyperparallel.graph.program import RankProgram, Transfer
 from hyperparallel.graph.region.record import RegionForward
 from hyperparallel.plan.decide import Decisions
-from hyperparallel.shard.prices import carrier
-from hyperparallel.shard.rule import Rule
+from hyperparallel.shard.op_seconds import reduce_dtype
+from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.shard.spec import FactorCut, Spec, make_spec, ways
 from hyperparallel.workload import Value, Workload
 
@@ -125,7 +126,7 @@ class _Partition:
         self.converted: dict[tuple[str, Spec, bool], Any] = {}
         self.stored = {workload.params[n]: spec for n, spec in decisions.stored.items()}
         self.casts = {cast: value for value, casts in workload.casts.items() for cast in casts}
-        self.pieces: dict[tuple[int, FactorCut], Piece] = {}
+        self.pieces: dict[tuple[int, FactorCut], FactorPiece] = {}
         self.regather = decisions.plan.zero == 3
         self.node: fx.Node | None = None
         self.backward = self.constant = False
@@ -217,9 +218,9 @@ class _Partition:
         self._made(node.name, cast, self.stored[value])
         return True
 
-    def _piece(self, size: int, cut: FactorCut) -> Piece:
+    def _piece(self, size: int, cut: FactorCut) -> FactorPiece:
         if (size, cut) not in self.pieces:
-            self.pieces[size, cut] = Piece(*cut.piece(size, self.mesh, self.at))
+            self.pieces[size, cut] = FactorPiece(*cut.piece(size, self.mesh, self.at))
         return self.pieces[size, cut]
 
     def _as(self, value: str, spec: Spec) -> Any:
@@ -262,7 +263,7 @@ class _Partition:
         axes = cuts[factor].all_axes
         started = self._emit(communication.all_reduce_start, x, how, axes)
         n = ways(axes, self.mesh)
-        dtype = carrier(self.workload.values[op.inputs[0]].dtype, "sum", "float32")
+        dtype = reduce_dtype(self.workload.values[op.inputs[0]].dtype, "sum", "float32")
         moved = parts * self._reduced_elements(factor, cuts) * getattr(torch, dtype).itemsize
         self._note_transfer(started, "all_reduce", axes, 2 * (n - 1) * moved // n, op.name, dtype)
         return self._emit(communication.wait, started)

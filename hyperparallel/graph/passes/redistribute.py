@@ -30,7 +30,7 @@ from hyperparallel.layout import (
     Step,
     reshard,
 )
-from hyperparallel.shard.prices import carrier
+from hyperparallel.shard.op_seconds import reduce_dtype
 from hyperparallel.shard.spec import Spec, common_view, make_spec
 from hyperparallel.workload import Value
 
@@ -66,20 +66,21 @@ class Redistributor:
         if finer:
             x = self.emit(aten.reshape.default, x, list(src_layout.local_shape(shape, self.rank)))
         steps = reshard(src_layout, dst_layout, shape, self.value.itemsize)
-        wide = [i for i, step in enumerate(steps) if self._carrier(step) != self.value.dtype]
+        wide = [i for i, step in enumerate(steps) if self._reduce_dtype(step) != self.value.dtype]
         for i, step in enumerate(steps):
             if wide and i == wide[0]:
-                x = self.emit(aten._to_copy.default, x, dtype=getattr(torch, self._carrier(step)))
-            lies_in = self._carrier(steps[wide[0]]) if wide and wide[0] <= i <= wide[-1] else self.value.dtype
+                x = self.emit(aten._to_copy.default, x, dtype=getattr(torch, self._reduce_dtype(step)))
+            inside = wide and wide[0] <= i <= wide[-1]
+            lies_in = self._reduce_dtype(steps[wide[0]]) if inside else self.value.dtype
             x = self._step(x, step, shape, lies_in)
             if wide and i == wide[-1]:
                 x = self.emit(aten._to_copy.default, x, dtype=getattr(torch, self.value.dtype))
         return self.emit(aten.reshape.default, x, list(dst.local_shape(self.rank))) if finer else x
 
-    def _carrier(self, step: Step) -> str:
+    def _reduce_dtype(self, step: Step) -> str:
         """The dtype in which the value goes through a step, seen alone."""
         how = step.op if isinstance(step, (AllReduce, ReduceScatter)) else ""
-        return carrier(self.value.dtype, how, self.reduce)
+        return reduce_dtype(self.value.dtype, how, self.reduce)
 
     def _note(self, node: Any, kind: str, axes: tuple[str, ...], num: int, dtype: str, local: Any) -> None:
         itemsize = getattr(torch, dtype).itemsize
@@ -121,13 +122,13 @@ class Redistributor:
                     communication.all_to_all_start,
                     x, step.to_dim, split, step.from_dim, concat, step.axes,
                 )  # fmt: skip
-        raise AssertionError(f"no carrier for {step}")
+        raise AssertionError(f"no way to write {step}")
 
     def _exchange(self, x: Any, step: Permute, shape: tuple[int, ...], dtype: str) -> Any:
         """Every rank packs what others lack, one all-to-all of uneven flat pieces, and unpacks."""
         members = step.src.mesh.group(self.rank, step.axes)
-        sends: dict[int, list[communication.Block]] = {member: [] for member in members}
-        takes: dict[int, list[communication.Block]] = {member: [] for member in members}
+        sends: dict[int, list[communication.Box]] = {member: [] for member in members}
+        takes: dict[int, list[communication.Box]] = {member: [] for member in members}
         for part in step.pieces(shape):
             if part.src_rank == self.rank:
                 sends[part.dst_rank].append(_block(part.src_slices))
@@ -156,11 +157,11 @@ class Redistributor:
         return self.emit(communication.pend, x, step.op, first)
 
 
-def _block(slices: tuple[slice, ...]) -> communication.Block:
+def _block(slices: tuple[slice, ...]) -> communication.Box:
     return tuple((part.start, part.stop - part.start) for part in slices)
 
 
-def _elements(blocks: list[communication.Block]) -> int:
+def _elements(blocks: list[communication.Box]) -> int:
     return sum(math.prod(length for _, length in block) for block in blocks)
 
 

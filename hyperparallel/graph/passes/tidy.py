@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 if TYPE_CHECKING:
-    from hyperparallel.graph.capture import Captured
+    from hyperparallel.graph.capture.capture import Captured
 
 _aten = torch.ops.aten
 _RESHAPES = {_aten.view.default, _aten._unsafe_view.default}

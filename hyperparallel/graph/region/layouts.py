@@ -13,11 +13,11 @@ from typing import Any
 from hyperparallel.errors import LayoutError
 from hyperparallel.layout import Layout, Mesh
 
-Entry = Any
+DimEntry = Any
 """None, a tuple, or a `Layout`."""
 
 
-def listed(given: Any, field: str) -> tuple[Entry, ...]:
+def listed(given: Any, field: str) -> tuple[DimEntry, ...]:
     """The layouts of a list; a single layout alone is a list of one."""
     if isinstance(given, list):
         return tuple(given)
@@ -29,7 +29,7 @@ def listed(given: Any, field: str) -> tuple[Entry, ...]:
     raise LayoutError(field, given, allowed, "[(...), (...)]")
 
 
-def mesh_of(entries: Sequence[Entry], given: Mesh | None, field: str) -> Mesh | None:
+def mesh_of(entries: Sequence[DimEntry], given: Mesh | None, field: str) -> Mesh | None:
     """The mesh that layouts were made on, if any was."""
     for entry in entries:
         if isinstance(entry, Layout):
@@ -39,7 +39,7 @@ def mesh_of(entries: Sequence[Entry], given: Mesh | None, field: str) -> Mesh | 
     return given
 
 
-def check_rank(entry: Entry, ndim: int, what: str) -> None:
+def check_rank(entry: DimEntry, ndim: int, what: str) -> None:
     """`LayoutError` for a layout with another number of entries than the tensor has dims."""
     if entry is None:
         return
@@ -49,7 +49,7 @@ def check_rank(entry: Entry, ndim: int, what: str) -> None:
         raise LayoutError(f"layout of {what}", shown, f"{ndim} entries, one per dim of the tensor")
 
 
-def resolve(entry: Entry, mesh: Mesh, ndim: int, what: str) -> Layout:
+def resolve(entry: DimEntry, mesh: Mesh, ndim: int, what: str) -> Layout:
     """The layout of a tensor of `ndim` dims on a mesh."""
     check_rank(entry, ndim, what)
     if entry is None:
@@ -69,7 +69,7 @@ def resolve(entry: Entry, mesh: Mesh, ndim: int, what: str) -> Layout:
     return found
 
 
-def _split(entry: Entry, what: str) -> tuple[tuple[Any, ...], Mapping[str, str]]:
+def _split(entry: DimEntry, what: str) -> tuple[tuple[Any, ...], Mapping[str, str]]:
     if isinstance(entry, str):
         entry = (entry,)
     if not isinstance(entry, tuple):

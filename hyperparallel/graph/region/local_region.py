@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree  # checked on torch 2.13
 
 from hyperparallel.errors import LayoutError, UserError
 from hyperparallel.graph.region.emulation import emulate
-from hyperparallel.graph.region.layouts import Entry, check_rank, listed, mesh_of, resolve
+from hyperparallel.graph.region.layouts import DimEntry, check_rank, listed, mesh_of, resolve
 from hyperparallel.graph.region.seat import Seat, seated, sit
 from hyperparallel.graph.region.tracing import active, traced
 from hyperparallel.layout import Mesh
@@ -57,7 +57,7 @@ def local_region(
     >>> @local_region(in_layouts=[("tp", None)], out_layouts=(None,))
     ... def column_sums(x):
     ...     return all_reduce(x.sum(0), "tp")
-    >>> from hyperparallel.graph.region.calls import all_reduce
+    >>> from hyperparallel.graph.region.user_calls import all_reduce
     >>> column_sums(torch.ones(4, 2))
     tensor([4., 4.])
     """
@@ -83,8 +83,8 @@ class LocalRegion:
     """A region ready to be called; see `local_region`. As an attribute of a class it is a method."""
 
     fn: Callable[..., Any]
-    ins: tuple[Entry, ...]
-    outs: tuple[Entry, ...]
+    ins: tuple[DimEntry, ...]
+    outs: tuple[DimEntry, ...]
     mesh: Mesh | None
     reference: Callable[..., Any] | None
     name: str

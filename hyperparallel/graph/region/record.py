@@ -27,7 +27,7 @@ from hyperparallel.errors import UserError
 from hyperparallel.graph.region import segments
 from hyperparallel.graph.region.layouts import transposed
 from hyperparallel.graph.region.ops import ops
-from hyperparallel.graph.region.rehearsal import Body, Form, Part, Scripted, corners
+from hyperparallel.graph.region.rehearsal import Body, RankRehearsal, Scripted, TensorForm, corners
 from hyperparallel.graph.region.seat import aside, sit
 from hyperparallel.layout import Layout, Mesh
 
@@ -55,8 +55,8 @@ class Region:
     in_layouts: tuple[Layout, ...]
     out_layouts: tuple[Layout, ...]
     out_shapes: tuple[tuple[int, ...], ...]
-    wholes: tuple[Form, ...]
-    parts: Mapping[int, Part]
+    wholes: tuple[TensorForm, ...]
+    parts: Mapping[int, RankRehearsal]
     digest: str
     tied: bool = False
     _captured: dict[int, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Region:
         names = self._inputs()
         self.grad_inputs = tuple(i for i, n in enumerate(names) if any(n in grads for grads in found))
 
-    def forms(self, rank: int) -> list[Form]:
+    def forms(self, rank: int) -> list[TensorForm]:
         """This rank's pieces of the arguments."""
         return pieces(self.wholes, self.in_layouts, rank)
 
@@ -114,7 +114,7 @@ class Region:
         return self._captured[rank]
 
     def _trace(self, rank: int) -> Any:
-        from hyperparallel.graph.capture import capture
+        from hyperparallel.graph.capture.capture import capture
 
         part = self.parts.get(rank) or self.parts[self.mesh.ranks[0]]
         train = any(form.requires_grad for form in part.results)
@@ -165,7 +165,7 @@ class Region:
         return RankCode(first, second)
 
 
-def pieces(wholes: Sequence[Form], layouts: Sequence[Layout], rank: int) -> list[Form]:
+def pieces(wholes: Sequence[TensorForm], layouts: Sequence[Layout], rank: int) -> list[TensorForm]:
     """What `rank` holds of tensors laid out so."""
     return [
         replace(form, shape=layout.local_shape(form.shape, rank))

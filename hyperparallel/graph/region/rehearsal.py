@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyperparallel.errors import UserError
-from hyperparallel.graph.constants import Constant
+from hyperparallel.graph.capture.constants import Constant
 from hyperparallel.graph.region.ops import ops
 from hyperparallel.graph.region.seat import Meeting, MetSeat, Seat, meet, sit
 from hyperparallel.layout import Mesh
@@ -35,7 +35,7 @@ Body = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorForm:
     """What is known of a tensor before it has a value."""
 
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Form:
     requires_grad: bool
 
     @classmethod
-    def of(cls, x: Tensor) -> Form:
+    def of(cls, x: Tensor) -> TensorForm:
         return cls(tuple(x.shape), x.dtype, x.device, x.requires_grad)
 
     def fake(self) -> Tensor:
@@ -54,20 +54,20 @@ class Form:
 
 
 @dataclass
-class Part:
+class RankRehearsal:
     """What one rank did: what it returned, the operands' shapes of each collective, and every op."""
 
-    results: tuple[Form, ...] = ()
+    results: tuple[TensorForm, ...] = ()
     script: list[list[tuple[int, ...]]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
 
 def rehearse(
-    name: str, body: Body, mesh: Mesh, forms: Callable[[int], Sequence[Form]], grad: bool
-) -> dict[int, Part]:
+    name: str, body: Body, mesh: Mesh, forms: Callable[[int], Sequence[TensorForm]], grad: bool
+) -> dict[int, RankRehearsal]:
     """By rank, what `body` does as that rank on tensors of the given forms (of this rank's pieces)."""
     ranks = rehearsed(mesh)
-    parts = {rank: Part() for rank in ranks}
+    parts = {rank: RankRehearsal() for rank in ranks}
 
     def perform(rank: int) -> None:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -75,7 +75,7 @@ def rehearse(
             given = [form.fake() for form in forms(rank)]
             with _Recorder(name, mode, given, parts[rank].log):
                 results = body(*given)
-        parts[rank].results = tuple(Form.of(x) for x in results)
+        parts[rank].results = tuple(TensorForm.of(x) for x in results)
 
     if len(ranks) == mesh.size:
 
@@ -196,7 +196,7 @@ class _Recorder(TorchDispatchMode):
         return f"{tuple(x.shape)} {x.dtype}" if mine else str(Constant(x))
 
 
-def digest(name: str, parts: Mapping[int, Part], *facts: Any) -> str:
+def digest(name: str, parts: Mapping[int, RankRehearsal], *facts: Any) -> str:
     """A text that two regions share exactly when every rank does the same in both."""
     logs = [(rank, part.log, part.results, part.script) for rank, part in parts.items()]
     return hashlib.sha256(repr((name, logs, facts)).encode()).hexdigest()[:16]

@@ -21,11 +21,11 @@ import torch
 from torch import fx
 
 from hyperparallel.graph.region.ops import COLLECTIVES, ops
-from hyperparallel.graph.region.rehearsal import Form
+from hyperparallel.graph.region.rehearsal import TensorForm
 
 aten = torch.ops.aten
-End = fx.Node | Form | None
-"""A value that a stage ends with; a `Form` is zeros of that form, None nothing."""
+End = fx.Node | TensorForm | None
+"""A value that a stage ends with; a `TensorForm` is zeros of that form, None nothing."""
 
 
 class Segment:
@@ -61,7 +61,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Start:
+class RegionStart:
     """A collective: its word, arguments behind the operand, axes, and where its operand is in the state.
 
     num_bytes: what this rank receives; for an all-reduce the bytes of the operand.
@@ -83,7 +83,7 @@ class Run:
     waits: tuple[int, ...]
 
 
-Steps = tuple[Run | Start, ...]
+Steps = tuple[Run | RegionStart, ...]
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def steps(
             stretches.append((late, waits, []))
         else:
             assert not late, "code that waits for nothing runs early"
-    found: list[Run | Start] = []
+    found: list[Run | RegionStart] = []
     ends: list[End] = [*code.results, *kept]
     values: list[End] = list(state)
     for i, (nodes, waits, starts) in enumerate(stretches):
@@ -211,7 +211,7 @@ def _segment(
         if end is None:
             outs.append(None)
             continue
-        if isinstance(end, Form):
+        if isinstance(end, TensorForm):
             local = _zeros(graph, end)
         elif i < num_results:
             local = _result(graph, end, known[end], own and not _is_new(end, nodes, fresh_ones))
@@ -230,7 +230,7 @@ def _placeholder(graph: fx.Graph, like: End) -> fx.Node:
     return place
 
 
-def _zeros(graph: fx.Graph, form: Form) -> fx.Node:
+def _zeros(graph: fx.Graph, form: TensorForm) -> fx.Node:
     facts: dict[str, Any] = {"dtype": form.dtype, "device": form.device}
     return graph.call_function(aten.zeros.default, (list(form.shape),), facts)
 
@@ -254,11 +254,11 @@ def _is_new(node: fx.Node, nodes: Sequence[fx.Node], made: set[fx.Node]) -> bool
     )
 
 
-def _start(node: fx.Node, operand: int) -> Start:
+def _start(node: fx.Node, operand: int) -> RegionStart:
     name, value, source = COLLECTIVES[node.target], node.meta["val"], node.all_input_nodes[0].meta["val"]
     *args, axes, _ = node.args[1:]
     dtype = str(value.dtype).removeprefix("torch.")
-    return Start(name, tuple(args), tuple(axes), operand, _received(name, value, source, args), dtype)  # type: ignore[arg-type]
+    return RegionStart(name, tuple(args), tuple(axes), operand, _received(name, value, source, args), dtype)  # type: ignore[arg-type]
 
 
 def _received(name: str, value: torch.Tensor, source: torch.Tensor, args: Sequence[Any]) -> int:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, fx
 
 from hyperparallel.errors import LayoutError, UserError
-from hyperparallel.graph.region.layouts import Entry, resolve, uneven, whole_shape
+from hyperparallel.graph.region.layouts import DimEntry, resolve, uneven, whole_shape
 from hyperparallel.graph.region.ops import LIBRARY, ops
 from hyperparallel.graph.region.record import Region, RegionBackward, RegionForward, pieces
-from hyperparallel.graph.region.rehearsal import MOST_THREADS, Body, Form, digest, rehearse
+from hyperparallel.graph.region.rehearsal import MOST_THREADS, Body, TensorForm, digest, rehearse
 from hyperparallel.layout import Mesh
 
 LIBRARY.define("region(Tensor[] tensors, int number) -> Tensor[]")
@@ -88,7 +88,7 @@ def active() -> Tracing | None:
 
 def traced(
     capture: Tracing, mesh: Mesh, name: str, body: Body, tensors: Sequence[Tensor],
-    in_layouts: Sequence[Entry], out_layouts: Sequence[Entry], facts: Any,
+    in_layouts: Sequence[DimEntry], out_layouts: Sequence[DimEntry], facts: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """A call of a region inside a capture; facts: what its code depends on beside the tensors."""
 
@@ -97,7 +97,7 @@ def traced(
             return body(*local)
 
     region = capture.call(
-        (facts, [Form.of(x) for x in tensors], torch.is_grad_enabled()),
+        (facts, [TensorForm.of(x) for x in tensors], torch.is_grad_enabled()),
         lambda: _region(capture, mesh, name, surrounded, tensors, in_layouts, out_layouts),
     )
     results: tuple[Tensor, ...] = _Call.apply(capture.number(region), region, *tensors)  # type: ignore[no-untyped-call]
@@ -106,7 +106,7 @@ def traced(
 
 def _region(
     capture: Tracing, mesh: Mesh, name: str, body: Body, tensors: Sequence[Tensor],
-    in_layouts: Sequence[Entry], out_layouts: Sequence[Entry],
+    in_layouts: Sequence[DimEntry], out_layouts: Sequence[DimEntry],
 ) -> Region:  # fmt: skip
     ins = tuple(
         resolve(entry, mesh, x.dim(), f"argument {i} of {name}")
@@ -122,9 +122,10 @@ def _region(
         allowed = f"sizes that the axes divide, on a mesh of more than {MOST_THREADS} ranks"
         raise UserError(f"arguments of {name}", left, allowed)
     grad = torch.is_grad_enabled()
-    wholes = tuple(replace(form, requires_grad=form.requires_grad and grad) for form in map(Form.of, tensors))
+    given = map(TensorForm.of, tensors)
+    wholes = tuple(replace(form, requires_grad=form.requires_grad and grad) for form in given)
 
-    def forms(rank: int) -> list[Form]:
+    def forms(rank: int) -> list[TensorForm]:
         return pieces(wholes, ins, rank)
 
     try:

@@ -2,7 +2,7 @@
 transformers.
 
 A patch of an image is a token; the product with the patch is the `stem`. A vision-language model is its
-decoder with a `Part` in front, whose tokens depend on the size of the image. Sources: ViT
+decoder with a `EncoderPart` in front, whose tokens depend on the size of the image. Sources: ViT
 arXiv:2010.11929, LLaVA arXiv:2304.08485, Qwen2-VL arXiv:2409.12191, Qwen2.5-VL arXiv:2502.13923, DiT
 arXiv:2212.09748.
 
@@ -22,7 +22,7 @@ from hyperparallel.workload.families.fields import Fields
 from hyperparallel.workload.layer import Layer, Norm
 from hyperparallel.workload.linear import Linear
 from hyperparallel.workload.mlp import Mlp
-from hyperparallel.workload.model import Model, Part, runs
+from hyperparallel.workload.model import EncoderPart, Model, runs
 
 IMAGE_SIZE = 448
 """Pixels a side of the image that a vision-language model is counted for, unless told otherwise."""
@@ -117,7 +117,7 @@ def _with_vision(
         Linear("merge_down", merged, out, bias=True, cut="in"),
     )
     norm_params = hidden * (2 if norm == "layer" else 1)
-    part = Part(encoder, side**2, merge**2, projector, norm_params)
+    part = EncoderPart(encoder, side**2, merge**2, projector, norm_params)
     return replace(decoder, encoders=(part,))
 
 
@@ -158,7 +158,7 @@ def llava(fields: Fields, name: str) -> Model:
         Linear("project_up", hidden, decoder.hidden, bias, cut="out"),
         Linear("project_down", decoder.hidden, decoder.hidden, bias, cut="in"),
     )
-    return replace(decoder, encoders=(Part(encoder, tokens, 1, projector),))
+    return replace(decoder, encoders=(EncoderPart(encoder, tokens, 1, projector),))
 
 
 def dit(fields: Fields, name: str) -> Model:

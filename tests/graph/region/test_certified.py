@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hyperparallel as hp
 from hyperparallel.graph import communication
-from hyperparallel.graph.pipeline import build
+from hyperparallel.graph.build import build
 from hyperparallel.graph.region.segments import Segment
 from tests.graph.region.regions import (
     HEADS,
@@ -22,7 +22,7 @@ from tests.graph.region.regions import (
     reduced_mlp,
     ring_attention,
 )
-from tests.runtime.small import made, numbers
+from tests.runtime.module.small import made, numbers
 
 pytestmark = pytest.mark.fake
 RING = hp.local_region(ring_attention, [HEADS] * 3, HEADS)

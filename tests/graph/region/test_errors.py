@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hyperparallel as hp
 from hyperparallel.errors import CaptureError, LayoutError, UserError
-from tests.runtime.small import made, numbers
+from tests.runtime.module.small import made, numbers
 
 pytestmark = pytest.mark.fake
 MESH = hp.Layout((2, 2), ("dp", "tp"))

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import hyperparallel as hp
 from hyperparallel.errors import UserError
-from hyperparallel.graph.capture import capture
+from hyperparallel.graph.capture.capture import capture
 from tests.graph.region.regions import HEADS, Stack, dense_attention, ring_attention
-from tests.runtime.small import made, numbers
+from tests.runtime.module.small import made, numbers
 
 pytestmark = pytest.mark.fake
 MESH = hp.Layout((2, 2), ("dp", "cp"))

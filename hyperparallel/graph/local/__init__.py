@@ -1,0 +1,1 @@
+"""Local forms: what one rank calls for an op, given its pieces of the cut factors."""

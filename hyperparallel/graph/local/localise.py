@@ -1,0 +1,42 @@
+"""The local form of an op: what one rank calls, given its pieces of the cut factors.
+
+For most ops it is the same call on local tensors. Shapes in the arguments (view, expand, full,
+slice_backward) become local ones. What else differs stands in one table of functions, by kind, in
+the files beside this one: factories with an offset, lookups in a cut table, softmax and cross-entropy
+over a cut dim, biases that are added once, random numbers drawn for the whole tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hyperparallel.graph.local import fragile, index, loss, matmul, random, reduction, softmax, view
+from hyperparallel.graph.local.local_op import LocalOp
+
+LocalForm = Callable[[LocalOp], tuple[Any, ...]]
+
+_ROOMS = (view, matmul, reduction, softmax, loss, index, random, fragile)
+_TABLE: dict[str, LocalForm] = {name: form for room in _ROOMS for name, form in room.FORMS.items()}
+
+
+def localise(local: LocalOp) -> tuple[Any, ...]:
+    """Emit the local form of an op; one local result per entry of `op.outputs` (None if unused)."""
+    form = _find(local.op.target)
+    return local.call() if form is None else form(local)
+
+
+def register_local_form(target: str, form: LocalForm) -> None:
+    """Give an op of your own a local form, where calling it on local tensors is not right."""
+    _TABLE[target] = form
+
+
+def _find(target: str) -> LocalForm | None:
+    form = _TABLE.get(target)
+    if form is None:
+        base = target.rpartition(".")[0]
+        form = _TABLE.get(base) or _TABLE.get(base.removesuffix("_"))
+    return form
+
+
+__all__ = ["LocalForm", "LocalOp", "localise", "register_local_form"]

@@ -1,0 +1,79 @@
+"""Write the code of a region into one rank's program: segments, and collectives between them.
+
+The forward ends with a state that holds its results and what its backward needs; that state is the token by
+which the backward finds it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from hyperparallel.graph import communication
+from hyperparallel.graph.local.local_op import contiguous
+from hyperparallel.graph.region.ops import pairs
+from hyperparallel.graph.region.record import RegionBackward, RegionForward
+from hyperparallel.graph.region.segments import RegionStart, Run, Steps
+from hyperparallel.shard.spec import ways
+from hyperparallel.workload import Op
+
+Emit = Callable[..., fx.Node]
+Note = Callable[[fx.Node, str, tuple[str, ...], int, str, str], None]
+"""Notes what a collective moves: its node, kind, axes, bytes, value and dtype."""
+
+
+def write_region(
+    target: RegionForward, args: Sequence[fx.Node], rank: int, op: Op, emit: Emit, note: Note,
+) -> list[fx.Node | None]:  # fmt: skip
+    """Emit the forward or backward of a region on local operands; one node per result, None if unused."""
+    code = target.region.program(rank)
+    ends = isinstance(target, RegionBackward)
+    state: Any = args[0] if ends else ()
+    given = [emit(contiguous, x) for x in (args[1:] if ends else args)]
+    mesh = target.region.mesh
+
+    def noted(node: fx.Node, step: RegionStart) -> None:
+        n = ways(step.axes, mesh)
+        moved = 2 * (n - 1) * step.num_bytes // n if step.name == "all_reduce" else step.num_bytes
+        note(node, step.name, step.axes, moved, op.name, step.dtype)
+
+    state = _emit_steps(code.backward if ends else code.forward, state, given, emit, noted)
+    names = op.outputs if ends else op.outputs[:-1]
+    results = [None if name is None else emit(operator.getitem, state, i) for i, name in enumerate(names)]
+    return results if ends else [*results, state]
+
+
+def _emit_steps(
+    steps: Steps, state: Any, given: Sequence[fx.Node], emit: Emit,
+    note: Callable[[fx.Node, RegionStart], None],
+) -> fx.Node:  # fmt: skip
+    started: list[fx.Node] = []
+    for place, step in enumerate(steps):
+        if isinstance(step, Run):
+            fresh = given if place == 0 else [emit(communication.wait, started[i]) for i in step.waits]
+            state = emit(step.segment, state, *fresh)
+        else:
+            started.append(_emit_start(step, emit(operator.getitem, state, step.operand), emit))
+            note(started[-1], step)
+    assert isinstance(state, fx.Node)
+    return state
+
+
+def _emit_start(step: RegionStart, operand: fx.Node, emit: Emit) -> fx.Node:
+    args, axes = step.args, step.axes
+    if step.name == "all_reduce":
+        return emit(communication.all_reduce_start, operand, args[0], axes)
+    if step.name == "all_gather":
+        return emit(communication.all_gather_start, operand, args[0], list(args[1]), axes)
+    if step.name == "reduce_scatter":
+        dim, sizes, _, how = args
+        return emit(communication.reduce_scatter_start, operand, dim, list(sizes), how, axes)
+    if step.name == "all_to_all":
+        split_dim, split, concat_dim, concat, _ = args
+        return emit(
+            communication.all_to_all_start, operand, split_dim, list(split), concat_dim, list(concat), axes
+        )
+    return emit(communication.permute_start, operand, tuple(pairs(args[0])), tuple(args[1]), axes)

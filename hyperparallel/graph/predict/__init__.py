@@ -1,0 +1,1 @@
+"""A program as instructions for the simulator, and a step that never ran on its clock."""

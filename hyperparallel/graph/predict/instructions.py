@@ -1,0 +1,331 @@
+"""A rank's program as plain instructions for the simulator: what each node computes, reads and moves.
+
+The nodes are run on tensors without memory, in program order, so every number is this rank's own, uneven
+pieces included. Products count as torch's FLOP counter does; an op's traffic is what it reads and writes.
+Views are free where they do not copy. A result's memory is taken when it is made and given back behind its
+last use; what is returned stays.
+
+Leaves out what kernels keep in caches, and fused regions: they are listed by their ops.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode  # private, checked on torch 2.13
+from torch.utils._python_dispatch import TorchDispatchMode  # private, checked on torch 2.13
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from hyperparallel.errors import CaptureError
+from hyperparallel.graph import communication
+from hyperparallel.graph.build import Built
+from hyperparallel.graph.local.local_op import unless_empty
+from hyperparallel.graph.passes.phases import split_stages
+from hyperparallel.graph.predict.reuse import storage, tensors, with_reuse
+from hyperparallel.graph.predict.update_work import FUSED_ADAM, UpdateWork
+from hyperparallel.graph.program import RankProgram
+from hyperparallel.shard.op_seconds import MATMULS, VIEWS
+from hyperparallel.workload.instruction import Accesses, Instruction
+
+aten = torch.ops.aten
+
+NORMS = ("native_layer_norm", "native_group_norm", "batch_norm", "softmax", "log_softmax", "safe_softmax")
+
+
+WRAPPED = 3
+"""Arguments of `unless_empty` before those of the op."""
+
+
+def listed(nodes: Sequence[fx.Node]) -> list[Instruction]:
+    """The nodes in order, without sizes: names, kinds and what they need of one another."""
+    place = {node: i for i, node in enumerate(nodes)}
+    found = []
+    for node in nodes:
+        needs = tuple(place[used] for used in node.all_input_nodes if used in place)
+        transfer = node.meta.get("transfer")
+        if node.target in communication.STARTS:
+            kind = transfer.kind if transfer else str(node.target.__name__).removesuffix("_start")
+            axes = tuple(node.args[-1])  # type: ignore[arg-type]
+            moved = transfer.num_bytes if transfer else 0
+            found.append(Instruction(node.name, kind, "start", needs, num_bytes=moved, axes=axes))
+        elif node.target is communication.wait:
+            found.append(Instruction(node.name, "wait", "wait", needs))
+        else:
+            found.append(Instruction(node.name, kind_of(_called(node)), "op", needs))
+    return found
+
+
+def instructions(
+    program: RankProgram, stage: str = "joint", inputs: Mapping[str, torch.dtype] | None = None
+) -> list[Instruction]:
+    """One stage ("joint", "forward" or "backward") of a rank's program, with flops, bytes and memory.
+
+    inputs: dtypes of the inputs of a program that finishes gradients, which names no origins. Raises
+    `CaptureError` for a node that cannot be run without data.
+    """
+    stages = split_stages(program)
+    part = getattr(stages, stage)
+    sizes = _Sizes(program, inputs or {})
+    for node in (*stages.setup.nodes, *(stages.forward.nodes if stage == "backward" else ())):
+        sizes.run(node)
+    old = set(map(storage, tensors(list(sizes.made.values()))))
+    found = [
+        replace(one, **sizes.run(node)) for one, node in zip(listed(part.nodes), part.nodes, strict=True)
+    ]
+    kept = old.union(*(map(storage, tensors(sizes.made[node])) for node in part.outputs))
+    found = with_reuse(found, part.nodes, sizes.made)
+    return _with_memory(found, part.nodes, sizes.made, old, kept)
+
+
+def step_instructions(
+    built: Built, rank: int, *, runs: int = 1, clip: bool = True, update: UpdateWork = FUSED_ADAM
+) -> list[Instruction]:
+    """A whole step of `TrainStep`: the joint program, several times for micro-batches, and the update.
+
+    built: for one micro-batch. runs: micro-batches. clip: whether the gradient norm is limited. update: what
+    the optimizer does with each parameter. Names are those of a traced step (`runtime/module/tracing.py`).
+    """
+    program = built.rank_program(rank, defer=runs > 1)
+    parts = [instructions(program)] * runs
+    if any(spec.partial for spec in program.grad_specs.values()):
+        kinds = {name: built.workload.values[value].dtype for name, value in built.workload.grads.items()}
+        dtypes = {name: getattr(torch, kind) for name, kind in kinds.items()}
+        parts.append(instructions(built.reduction_program(program), inputs=dtypes))
+    found: list[Instruction] = []
+    for i, part in enumerate(parts):
+        first, suffix = len(found), f" #{i + 1}" if len(parts) > 1 else ""
+        found += [
+            replace(one, name=one.name + suffix, needs=tuple(first + need for need in one.needs))
+            for one in part
+        ]
+    stored = built.decisions.stored
+    elements = sum(math.prod(stored[name].local_shape(rank)) for name in program.grads)
+    itemsize = max((built.workload.values[v].itemsize for v in built.workload.grads.values()), default=4)
+    return [*found, *_behind(len(program.grads), float(elements * itemsize), clip, update)]
+
+
+def _behind(count: int, size: float, clip: bool, update: UpdateWork) -> Iterator[Instruction]:
+    """What comes behind the programs, on that many tensors of together `size` bytes."""
+    if clip:  # read for the norm, read and written to scale
+        parts = [("linalg_vector_norm", 1), ("mul", 2)]
+        yield _on_tensors("clip", parts, count, size, ((size, size), (size, size)))
+    # Parameter and moments were last touched in the forward and the step before, the gradient by `clip`.
+    reuse = ((math.inf, (update.tensors - 1) * size), (size, size))
+    yield _on_tensors("update", update.calls, count, size, reuse)
+
+
+def _on_tensors(
+    name: str, calls: Sequence[tuple[str, int]], count: int, size: float, reuse: Accesses
+) -> Instruction:
+    """Ops with their accesses, each called on `count` tensors of together `size` bytes."""
+    parts = tuple(
+        Instruction(kernel, "elementwise", num_bytes=accesses * size, kernel=kernel, calls=max(1, count))
+        for kernel, accesses in calls
+    )
+    traffic, times = sum(one.num_bytes for one in parts), sum(one.calls for one in parts)
+    return Instruction(name, name, num_bytes=traffic, calls=max(1, times), reuse=reuse, parts=parts)
+
+
+def kind_of(target: Any) -> str:
+    """What an op is grouped under in a timeline.
+
+    >>> kind_of(torch.ops.aten.addmm.default), kind_of(torch.ops.aten.add.Tensor)
+    ('matmul', 'elementwise')
+    """
+    if target is operator.getitem:
+        return "view"
+    if target in (communication.pack, communication.unpack, communication.pend):
+        return "data movement"
+    if not isinstance(target, torch._ops.OpOverload):
+        name = str(getattr(target, "__name__", ""))
+        return "region" if name == "region" else "loss" if name.startswith("nll") else "other"
+    name = target._schema.name.partition("::")[2].strip("_").removeprefix("unsafe_")
+    if "scaled_dot_product" in name or "attention" in name:
+        return "attention"
+    if name.startswith(MATMULS) or name in ("addmv", "mv", "dot"):
+        return "matmul"
+    if name in VIEWS:
+        return "view"
+    if name.startswith(NORMS):
+        return "normalisation"
+    if torch.Tag.pointwise in target.tags or name in ("native_dropout", "silu_backward"):
+        return "elementwise"
+    if name.startswith(("sum", "mean", "amax", "amin", "var", "max", "min", "argmax", "cumsum", "norm")):
+        return "reduction"
+    return "data movement"
+
+
+def _called(node: fx.Node) -> Any:
+    """The op that a node calls, or that the local form it calls is made around."""
+    return node.args[0] if node.target is unless_empty else node.target
+
+
+class _Recording(TorchDispatchMode):
+    """Lists the ops that are called inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.parts: list[Instruction] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        kind = kind_of(func)
+        if kind != "view" and func.namespace == "aten":
+            read = _touched(func, tensors((args, kwargs)))
+            touched = sum(x.numel() * x.element_size() for x in (*read, *tensors(result)))
+            one = Instruction(str(func), kind, num_bytes=float(touched), kernel=_kernel(func))
+            self.parts.append(one)
+        return result
+
+
+class _Sizes:
+    """Runs nodes on fake tensors and counts what they do."""
+
+    def __init__(self, program: RankProgram, inputs: Mapping[str, torch.dtype]) -> None:
+        self.program, self.inputs = program, inputs
+        self.made: dict[fx.Node, Any] = {}
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mesh = next(iter((*program.input_specs.values(), *program.grad_specs.values()))).mesh
+        paths = {node: path for path, node in program.inputs.items()}
+        with self.mode:
+            for node in program.graph.nodes:
+                if node.op == "placeholder":
+                    self.made[node] = self._placeholder(node, paths.get(node.name, ""))
+
+    def _placeholder(self, node: fx.Node, path: str) -> Tensor:
+        spec = node.meta.get("spec") or self.program.input_specs[path]
+        dtype = node.meta["origin"].meta["val"].dtype if "origin" in node.meta else self.inputs[path]
+        return torch.empty(tuple(spec.local_shape(self.program.rank)), dtype=dtype)
+
+    def run(self, node: fx.Node) -> dict[str, Any]:
+        """Make a node's result; its flops, traffic and dtype."""
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda used: self.made[used])
+        with self.mode, torch.no_grad(), _Recording() as recording:
+            self.made[node] = result = self._result(node, args, kwargs)
+        read, written = tensors((args, kwargs)), tensors(result)
+        if node.target in communication.STARTS or node.target is communication.wait:
+            return {"dtype": _dtype(written)}
+        called = _called(node)
+        known: dict[str, Any] = {"dtype": _dtype(written), "kernel": _kernel(called)}
+        may_pass_on = not isinstance(called, torch._ops.OpOverload) or kind_of(called) == "view"
+        if may_pass_on and {*map(storage, written)} <= {*map(storage, read)}:
+            return known
+        touched = sum(x.numel() * x.element_size() for x in (*_touched(called, read), *written))
+        if kind_of(called) == "view":
+            known["kernel"] = "clone"
+        if not isinstance(called, torch._ops.OpOverload):
+            known["parts"] = tuple(recording.parts)  # a helper costs what the ops cost that it calls
+        own = args[WRAPPED:] if node.target is unless_empty else args
+        flops = _flops(called, own, kwargs, result)
+        return {**known, "num_bytes": float(touched), "flops": flops, "sizes": _product_sizes(called, read)}
+
+    def _result(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        target: Any = node.target
+        if target is communication.wait:
+            return args[0]
+        if target in communication.SINGLE:
+            lists, rest = args[:3], args[3:]
+            one = communication.SINGLE[target]
+            return [
+                x.new_empty(self._received(one, list(x.shape), (x, dim, sizes, *rest)))
+                for x, dim, sizes in zip(*lists, strict=True)
+            ]
+        if target in communication.STARTS:
+            return args[0].new_empty(self._received(target, list(args[0].shape), args))
+        try:
+            return target(*args, **kwargs)
+        except Exception as error:
+            given = f"{node.name} ({target}): {error}"
+            raise CaptureError("simulation", given, "ops whose sizes do not depend on data") from error
+
+    def _received(self, target: Any, shape: list[int], args: Any) -> list[int]:
+        """The shape that a collective makes on this rank."""
+        rank = self.program.rank
+        member = self.mesh.group(rank, args[-1]).index(rank)
+        if target.__name__ == "permute_start":
+            return list(args[2])
+        if target is communication.all_gather_start:
+            shape[args[1]] = sum(args[2])
+        elif target is communication.reduce_scatter_start:
+            shape[args[1]] = args[2][member]
+        elif target is communication.all_to_all_start:
+            _, split_dim, split_sizes, concat_dim, concat_sizes, _ = args
+            shape[split_dim] = split_sizes[member]
+            shape[concat_dim] = sum(concat_sizes)
+        return shape
+
+
+def _kernel(called: Any) -> str:
+    """The op's own name, without overload."""
+    if isinstance(called, torch._ops.OpOverload):
+        return called._schema.name.partition("::")[2]
+    return str(getattr(called, "__name__", ""))
+
+
+def _touched(called: Any, read: list[Tensor]) -> list[Tensor]:
+    """What an op reads; of a table the rows that it looks up are as many as it makes, and counted there."""
+    return read[1:] if called in (aten.embedding.default, aten.gather.default) else read
+
+
+def _product_sizes(called: Any, read: Sequence[Tensor]) -> tuple[int, ...]:
+    """m, n, k of a matrix product; () of others."""
+    if kind_of(called) != "matmul" or len(read) < 2 or min(x.dim() for x in read[-2:]) < 2:
+        return ()
+    left, right = read[-2:]
+    return (int(left.shape[-2]), int(right.shape[-1]), int(left.shape[-1]))
+
+
+def _flops(called: Any, args: Any, kwargs: Any, result: Any) -> float:
+    packet = getattr(called, "overloadpacket", None)
+    if packet in flop_registry:
+        return float(flop_registry[packet](*args, **kwargs, out_val=result))
+    name = str(packet)
+    # The registry lacks the CPU's attention.
+    if "scaled_dot_product" in name:
+        shapes = [x.shape for x in args[:4] if isinstance(x, Tensor)]
+        return float(
+            sdpa_backward_flop_count(*shapes) if "backward" in name else sdpa_flop_count(*shapes[:3])
+        )
+    return 0.0
+
+
+def _with_memory(
+    found: Sequence[Instruction],
+    nodes: Sequence[fx.Node],
+    made: Mapping[fx.Node, Any],
+    old: set[int],
+    kept: set[int],
+) -> list[Instruction]:
+    """Note which instruction makes a memory block, and behind which it dies.
+
+    old: blocks that were there before; kept: those that stay.
+    """
+    sizes: dict[int, int] = {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for i, node in enumerate(nodes):
+        for x in tensors([made[node], *(made[used] for used in node.all_input_nodes)]):
+            block = storage(x)
+            sizes[block] = x.untyped_storage().nbytes()
+            first.setdefault(block, i)
+            last[block] = i
+    taken, given = [0.0] * len(found), [0.0] * len(found)
+    for block, size in sizes.items():
+        if block not in old:
+            taken[first[block]] += size
+        if block not in kept:
+            given[last[block]] += size
+    return [
+        replace(one, alloc_bytes=alloc, free_bytes=free)
+        for one, alloc, free in zip(found, taken, given, strict=True)
+    ]
+
+
+def _dtype(made: Sequence[Tensor]) -> str:
+    return str(made[0].dtype).removeprefix("torch.") if made else "float32"

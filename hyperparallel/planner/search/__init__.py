@@ -1,0 +1,1 @@
+"""Which strategies there are for a job, and which are best in closed form."""

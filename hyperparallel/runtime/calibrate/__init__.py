@@ -1,0 +1,1 @@
+"""This machine, timed: the measurements behind `hyperparallel doctor --calibrate`."""

@@ -1,0 +1,1 @@
+"""Communication between ranks: groups, collectives, and the transports that carry them."""

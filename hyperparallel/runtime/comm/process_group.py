@@ -1,0 +1,277 @@
+"""Collectives over a torch process group (gloo or NCCL): the transport that works between any ranks.
+
+Calls the process group's own methods; the functional collectives of torch go through the dispatcher
+and cost several times as much per call. Guards against what gloo gets wrong (torch 2.13): it sends
+strided tensors as if they were dense, and refuses uneven gathers and most integer types. So inputs
+are made contiguous, gathers and exchanges are done on bytes, and uneven gathers are sends and
+receives.
+
+Leaves out which transport a group gets (`transport.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from hyperparallel.errors import RunError
+from hyperparallel.runtime.comm.collectives import InFlight, InFlightMany, Ready, Sends, Several
+from hyperparallel.runtime.comm.group import Group, PeerLost
+from hyperparallel.runtime.comm.packing import (
+    Packed,
+    packed_pieces,
+    packed_whole,
+    totals,
+    unpacked_pieces,
+    unpacked_whole,
+)
+
+# Private names, checked on torch 2.13: the option objects of the process group methods.
+from torch._C._distributed_c10d import AllreduceOptions, ReduceScatterOptions  # isort: skip
+
+_OPS: dict[str, Any] = {
+    "sum": ReduceOp.SUM,
+    "avg": ReduceOp.SUM,
+    "max": ReduceOp.MAX,
+    "min": ReduceOp.MIN,
+    "prod": ReduceOp.PRODUCT,
+}
+
+_STAND_INS = {torch.bool: torch.uint8, torch.int16: torch.int32}
+"""Types that gloo cannot reduce, and the type they are reduced as."""
+
+DIRECT_GATHER_BYTES = 4 << 20
+"""From this size per member on, gloo's gather takes three times as long as sends and receives."""
+
+
+class Works:
+    """Process-group works under way, and how their buffers become the result."""
+
+    __slots__ = ("finish", "group", "keep", "op", "result", "works")
+
+    def __init__(
+        self,
+        op: str,
+        group: Group,
+        works: list[Any],
+        result: Tensor,
+        keep: object,
+        finish: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.op, self.group, self.works, self.result = op, group, works, result
+        self.keep, self.finish = keep, finish
+
+    def wait(self) -> Tensor:
+        if self.works:
+            try:
+                for work in self.works:
+                    work.wait()
+            except RuntimeError as error:
+                group = self.group
+                kind = PeerLost if "onnection" in str(error) else RunError
+                raise kind(
+                    f"{self.op} on rank {group.rank} in group {group.name} (ranks {group.ranks}) "
+                    f"failed: {error}"
+                ) from error
+            self.works = []
+            self.keep = None
+            if self.finish is not None:
+                self.result, self.finish = self.finish(self.result), None
+        return self.result
+
+
+class ProcessGroupTransport:
+    """Collectives of one group over its process group."""
+
+    def __init__(self, group: Group) -> None:
+        if group.handle is None:
+            raise group.refuse("a collective")
+        self.group = group
+
+    @property
+    def handle(self) -> Any:
+        """Asked of the group each time, so that `Groups.close` can end it."""
+        return self.group.handle
+
+    def all_reduce(self, x: Tensor, op: str) -> InFlight:
+        if x.numel() == 0:
+            return Ready(x.contiguous())
+        flat = x.clone(memory_format=torch.contiguous_format).view(-1)
+        out, finish = _reducible(flat, op, self.group)
+        options = AllreduceOptions()
+        options.reduceOp = _OPS[op]
+        work = self.handle.allreduce([out], options)
+        return Works("all_reduce", self.group, [work], out, None, _shaped(finish, x.shape))
+
+    def all_gather(self, x: Tensor, dim: int, sizes: Sequence[int]) -> InFlight:
+        unit = math.prod(s for d, s in enumerate(x.shape) if d != dim)
+        if unit == 0 or sum(sizes) == 0:
+            return Ready(x.new_empty(_with(x.shape, dim, sum(sizes))))
+        flat = x.contiguous().view(-1)
+        if not x.is_cpu and len(set(sizes)) > 1:
+            return self._padded_gather(flat, x.shape, dim, sizes)
+        out = flat.new_empty(unit * sum(sizes))
+        source, target = flat.view(torch.uint8), out.view(torch.uint8)
+        if len(set(sizes)) == 1 and (not x.is_cpu or source.numel() < DIRECT_GATHER_BYTES):
+            works = [self.handle._allgather_base(target, source)]
+        else:
+            parts = target.split([unit * size * x.element_size() for size in sizes])
+            peers = [p for p in range(self.group.size) if p != self.group.index]
+            works = self._exchange(dict.fromkeys(peers, source), {p: parts[p] for p in peers})
+            parts[self.group.index].copy_(source)
+
+        def join(out: Tensor) -> Tensor:
+            return _join(out, x.shape, dim, sizes)
+
+        return Works("all_gather", self.group, works, out, (x, source, target), join)
+
+    def _padded_gather(self, flat: Tensor, shape: Sequence[int], dim: int, sizes: Sequence[int]) -> InFlight:
+        """Uneven pieces as even ones: NCCL's sends and receives would have to be grouped."""
+        unit = math.prod(s for d, s in enumerate(shape) if d != dim)
+        longest = unit * max(sizes)
+        padded = flat.new_zeros(longest)
+        padded[: flat.numel()] = flat
+        out = flat.new_empty(longest * self.group.size)
+        source, target = padded.view(torch.uint8), out.view(torch.uint8)
+
+        def join(out: Tensor) -> Tensor:
+            rows = out.view(-1, longest)
+            dense = torch.cat([row[: unit * size] for row, size in zip(rows, sizes, strict=True)])
+            return _join(dense, shape, dim, sizes)
+
+        works = [self.handle._allgather_base(target, source)]
+        return Works("all_gather", self.group, works, out, (source, target), join)
+
+    def all_gather_many(
+        self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
+    ) -> InFlightMany:
+        """One flat message; pieces need not be even."""
+        if len(xs) == 1:
+            return Several([self.all_gather(xs[0], dims[0], sizes[0])])
+        shapes = [x.shape for x in xs]
+        message = self.all_gather(packed_whole(xs), 0, totals(xs, dims, sizes))
+        return Packed(message, lambda flat: unpacked_pieces(flat, shapes, dims, sizes))
+
+    def reduce_scatter_many(
+        self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]], op: str
+    ) -> InFlightMany:
+        """One flat message; pieces need not be even."""
+        if len(xs) == 1:
+            return Several([self.reduce_scatter(xs[0], dims[0], sizes[0], op)])
+        me = self.group.index
+        shapes = [_with(x.shape, dim, parts[me]) for x, dim, parts in zip(xs, dims, sizes, strict=True)]
+        packed = packed_pieces(xs, dims, sizes)
+        message = self.reduce_scatter(packed, 0, totals(xs, dims, sizes), op)
+        return Packed(message, lambda flat: unpacked_whole(flat, shapes))
+
+    def reduce_scatter(self, x: Tensor, dim: int, sizes: Sequence[int], op: str) -> InFlight:
+        if x.numel() == 0:
+            return Ready(x.new_empty(_with(x.shape, dim, sizes[self.group.index])))
+        packed, finish = _reducible(_pack(x, dim, sizes), op, self.group)
+        unit = packed.numel() // x.shape[dim]
+        shape = _with(x.shape, dim, sizes[self.group.index])
+        options = ReduceScatterOptions()
+        options.reduceOp = _OPS[op]
+        out = packed.new_empty(unit * sizes[self.group.index])
+        if len(set(sizes)) == 1:
+            work = self.handle._reduce_scatter_base(out, packed, options)
+        else:
+            parts = list(packed.split([unit * size for size in sizes]))
+            work = self.handle.reduce_scatter([out], [parts], options)
+        return Works("reduce_scatter", self.group, [work], out, packed, _shaped(finish, shape))
+
+    def all_to_all(
+        self,
+        x: Tensor,
+        split_dim: int,
+        split_sizes: Sequence[int],
+        concat_dim: int,
+        concat_sizes: Sequence[int],
+    ) -> InFlight:
+        shape = _with(x.shape, split_dim, split_sizes[self.group.index])
+        unit = math.prod(s for d, s in enumerate(shape) if d != concat_dim) * x.element_size()
+        source = _pack(x, split_dim, split_sizes).view(torch.uint8)
+        out = x.new_empty(unit // x.element_size() * sum(concat_sizes))
+        per_split = x.numel() * x.element_size() // max(1, x.shape[split_dim])
+        work = self.handle.alltoall_base(
+            out.view(torch.uint8),
+            source,
+            [unit * size for size in concat_sizes],
+            [per_split * size for size in split_sizes],
+        )
+
+        def join(out: Tensor) -> Tensor:
+            return _join(out, shape, concat_dim, concat_sizes)
+
+        return Works("all_to_all", self.group, [work], out, source, join)
+
+    def permute(self, x: Tensor, sends: Sends, recv_shape: Sequence[int]) -> InFlight:
+        me = self.group.index
+        source = x.contiguous().view(-1)
+        out = x.new_empty(recv_shape)
+        sources = [s for s, t in sends if t == me]
+        targets = {t: source.view(torch.uint8) for s, t in sends if s == me and t != me}
+        inputs = {s: out.view(-1).view(torch.uint8) for s in sources if s != me}
+        works = self._exchange(targets, inputs)
+        if not sources:
+            out.zero_()
+        elif sources == [me]:
+            out.view(-1).copy_(source)
+        return Works("permute", self.group, works, out, source)
+
+    def _exchange(self, sends: dict[int, Tensor], recvs: dict[int, Tensor]) -> list[Any]:
+        """Point-to-point messages by member; empty ones are skipped on both sides."""
+        works = [self.handle.recv([b], peer, 0) for peer, b in recvs.items() if b.numel()]
+        works += [self.handle.send([b], peer, 0) for peer, b in sends.items() if b.numel()]
+        return works
+
+
+Finish = Callable[[Tensor], Tensor]
+
+
+def _reducible(flat: Tensor, op: str, group: Group) -> tuple[Tensor, Finish | None]:
+    """`flat` in a type that can be reduced, and how the reduced values become the result."""
+    if flat.is_complex():
+        size = group.size if op == "avg" else 1
+        return torch.view_as_real(flat).view(-1), lambda out: torch.view_as_complex(out.view(-1, 2)).div_(
+            size
+        )
+    if op == "avg":
+        return flat, lambda out: out.div_(group.size)
+    if flat.dtype in _STAND_INS:
+        return flat.to(_STAND_INS[flat.dtype]), lambda out: out.to(flat.dtype)
+    return flat, None
+
+
+def _shaped(finish: Finish | None, shape: Sequence[int]) -> Finish:
+    if finish is None:
+        return lambda out: out.view(shape)
+    return lambda out: finish(out).view(shape)
+
+
+def _with(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def _pack(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """The pieces of `dim` one after the other, each dense."""
+    if math.prod(x.shape[:dim]) == 1:
+        return x.contiguous().view(-1)
+    return torch.cat([piece.reshape(-1) for piece in x.split(list(sizes), dim)])
+
+
+def _join(flat: Tensor, shape: Sequence[int], dim: int, sizes: Sequence[int]) -> Tensor:
+    """Dense pieces, one after the other, joined along `dim`; the inverse of `_pack`."""
+    whole = _with(shape, dim, sum(sizes))
+    if math.prod(shape[:dim]) == 1:
+        return flat.view(whole)
+    unit = math.prod(s for d, s in enumerate(shape) if d != dim)
+    parts = flat.split([unit * size for size in sizes])
+    return torch.cat(
+        [part.view(_with(shape, dim, size)) for part, size in zip(parts, sizes, strict=True)], dim
+    )

@@ -1,0 +1,48 @@
+"""Which transport moves a group's bytes: shared memory between ranks of one machine, else messages.
+
+Connecting is collective over the members, and they all get the same kind: if one of them cannot use
+shared memory (another machine, no compiler, no permission), none does, and the reason is logged
+once. `HYPERPARALLEL_TRANSPORT=messages` turns shared memory off, `HYPERPARALLEL_DEBUG=collectives`
+checks every call against the other members' first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from datetime import timedelta
+
+import torch
+
+from hyperparallel.errors import UserError
+from hyperparallel.runtime.comm.collectives import Transport
+from hyperparallel.runtime.comm.debug import CheckedTransport
+from hyperparallel.runtime.comm.group import Group
+from hyperparallel.runtime.comm.process_group import ProcessGroupTransport
+from hyperparallel.runtime.comm.shm import SharedMemoryTransport, open_shared
+
+KINDS = ("auto", "messages")
+
+_log = logging.getLogger(__name__)
+
+
+def connect(group: Group, timeout: timedelta, kind: str = "auto") -> Transport:
+    """The transport of a group that has a process group; all members must call this together.
+
+    timeout: of any one collective. Raises `UserError` for an unknown kind.
+    """
+    if kind == "auto":
+        kind = os.environ.get("HYPERPARALLEL_TRANSPORT") or "auto"
+    if kind not in KINDS:
+        raise UserError("HYPERPARALLEL_TRANSPORT", kind, " or ".join(KINDS))
+    transport: Transport = ProcessGroupTransport(group)
+    if kind == "auto" and not torch.cuda.is_available():
+        shared = open_shared(group)
+        if isinstance(shared, str):
+            level = logging.WARNING if group.index == 0 else logging.DEBUG
+            _log.log(level, "group %s uses no shared memory: %s", group.name, shared)
+        else:
+            transport = SharedMemoryTransport(group, shared, transport, timeout.total_seconds())
+    if "collectives" in os.environ.get("HYPERPARALLEL_DEBUG", "").split(","):
+        return CheckedTransport(transport, group, timeout)
+    return transport

@@ -1,0 +1,128 @@
+"""One launched rank, from its first line to its exit: the child's side of `launch.py`.
+
+It leads its own process group, dies with its launcher, ignores Ctrl-C (the launcher decides), ends
+by SystemExit on SIGTERM, and reports through a pipe: the result, or each failure as soon as it is
+known, with the traceback as text. A failure that only tells that a peer went away is marked `lost`;
+the launcher then looks for the peer's own.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from hyperparallel.runtime import host
+from hyperparallel.runtime.comm.group import PeerLost
+from hyperparallel.runtime.job.session import Ranks, open_session
+
+_LOST = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|timed out waiting",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank failed. step: -1 outside any step; lost: it only saw that a peer went away."""
+
+    rank: int
+    step: int
+    summary: str
+    trace: str
+    lost: bool
+
+
+@dataclass(frozen=True)
+class LaunchJob:
+    """What every rank of a launch is told. `steps` is shared memory, one number a rank."""
+
+    launcher: int
+    threads: int
+    timeout: timedelta
+    steps: Any
+
+
+class Reporter:
+    """Sends failures as they happen, then at most one result."""
+
+    def __init__(self, pipe: Connection, rank: int, steps: Any) -> None:
+        self._pipe, self._rank, self._steps = pipe, rank, steps
+        self._lock = threading.Lock()
+        self._failed = False
+
+    def step(self, number: int) -> None:
+        self._steps[self._rank] = number
+
+    def failure(self, error: BaseException) -> None:
+        """Report the first failure of this rank; later ones follow from it."""
+        with self._lock:
+            if self._failed:
+                return
+            self._failed = True
+            text = "".join(traceback.format_exception(error))
+            summary = "".join(traceback.format_exception_only(error)).strip()
+            lost = isinstance(error, PeerLost) or (
+                isinstance(error, (RuntimeError, OSError)) and bool(_LOST.search(str(error)))
+            )
+            step = self._steps[self._rank]
+            self._pipe.send_bytes(pickle.dumps(Failure(self._rank, step, summary, text, lost)))
+
+    def result(self, value: object) -> None:
+        # Plain pickle: the tensors of multiprocessing's own pickler die with this process.
+        data = pickle.dumps((value,))
+        with self._lock:
+            if not self._failed:
+                self._pipe.send_bytes(data)
+
+
+def work(
+    fn: Callable[..., object], args: tuple[Any, ...], ranks: Ranks, job: LaunchJob, pipe: Connection
+) -> None:
+    """Run `fn(session, *args)` as one rank and report; the target of a launched process."""
+    host.lead_process_group()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave)
+    host.die_with(os.getppid(), job.launcher)
+    os.environ["OMP_NUM_THREADS"] = str(job.threads)
+    os.environ["GLOO_SOCKET_IFNAME"] = host.LOOPBACK
+    torch.set_num_threads(job.threads)
+    _forget_compile_threads()
+    reporter = Reporter(pipe, ranks.rank, job.steps)
+    try:
+        with open_session(ranks, timeout=job.timeout) as session:
+            session._on_step, session._on_error = reporter.step, reporter.failure
+            try:
+                value = fn(session, *args)
+            except Exception as error:
+                reporter.failure(error)  # before the session closes, which may wait for peers
+                raise
+        reporter.result(value)
+    except Exception as error:
+        reporter.failure(error)
+        raise SystemExit(1) from None
+
+
+def _forget_compile_threads() -> None:
+    """A fork copies Inductor's pool of threads but not the threads: what is given to it never runs.
+
+    Torch 2.13 forgets its pool of processes in a forked child, not this one.
+    """
+    module = sys.modules.get("torch._inductor.async_compile")
+    if module is not None:
+        module.AsyncCompile.pool.cache_clear()
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,1 @@
+"""The front doors: a parallelized module, a whole training step, a certificate."""

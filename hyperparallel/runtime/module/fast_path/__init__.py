@@ -1,0 +1,1 @@
+"""What a call of a parallelized module does before its program, made quick."""

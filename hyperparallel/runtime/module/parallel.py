@@ -1,0 +1,244 @@
+"""`parallelize`: a model whose forward and backward are one rank's program of the whole model.
+
+The model object is kept: its parameters become DTensors that hold this rank's pieces, its forward runs
+the compiled program, everything else (config, state_dict keys, class) stays. Any training loop and any
+torch optimizer work on it. Every rank passes the same global batch; the program takes its piece.
+
+One program is built per kind of call (shapes and plain values of the batch, modes of the modules, what is
+frozen, gradients or not); parameters keep the layouts of the first. Results that gradients come from are
+plain tensors, whole on every rank; others are plain where they are whole, else DTensors.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from hyperparallel.errors import PlanError, UserError
+from hyperparallel.graph.build import Built, build
+from hyperparallel.graph.capture.batch_tree import CallTree, call_tree
+from hyperparallel.graph.capture.precision import without_autocast
+from hyperparallel.layout import Mesh
+from hyperparallel.plan.decide import pinned
+from hyperparallel.plan.plan import Plan
+from hyperparallel.runtime.exec.compiled import Compiled
+from hyperparallel.runtime.job.here import Here
+from hyperparallel.runtime.module.as_dtensor import Presenter, local_piece
+from hyperparallel.runtime.module.choose_mesh import automatic_plan
+from hyperparallel.runtime.module.differentiable import Differentiable
+from hyperparallel.runtime.module.fast_path.call_kinds import order_of_leaves, take_apart
+from hyperparallel.runtime.module.fast_path.held_tensors import Holdings, set_parameter
+from hyperparallel.runtime.module.local_batch import call_of, signature
+from hyperparallel.shard.spec import make_spec
+
+
+def parallelize(
+    model: nn.Module,
+    plan: Plan | Literal["auto"],
+    example_batch: Any,
+    *,
+    compile: bool = False,
+    grad_outputs: Sequence[str] | None = None,
+    here: Here | None = None,
+) -> nn.Module:
+    """Make `model` run as one rank of `plan`; every rank of the job calls this with an equal model.
+
+    plan: "auto" takes the cheapest mesh of the job's ranks that fits their memory (`automatic.py`).
+    example_batch: the global batch of one step, a mapping of keyword arguments, a tuple of positional
+    ones, or one tensor. compile: send compute through Inductor. grad_outputs: paths of the results that
+    gradients come from; left out, the one called loss, or else all. Returns the same module object. Raises
+    `PlanError` for a plan that does not fit the model or the job, `CaptureError` for a model that cannot be
+    captured.
+    """
+    args, kwargs = call_of(example_batch)
+    if plan == "auto":
+        check_arguments(model, Plan(Mesh((1,), ("dp",))))
+        plan = automatic_plan(model, args, kwargs, grad_outputs=grad_outputs, whole_outputs=True)
+    check_arguments(model, plan)
+    assert isinstance(plan, Plan)
+    state = ParallelState(here or Here.in_job(plan.mesh), compile, grad_outputs)
+    built = state.make(model, plan, args, kwargs)
+    place(model, state, built)
+    if model.training:  # else a call as it is would not be what was captured
+        leaves = built.captured.flatten_inputs(args, kwargs)
+        state.add(state.kind(model, built.captured.in_spec, leaves), built)
+    return model
+
+
+def check_arguments(model: Any, plan: Any) -> None:
+    """Refuse what is no module, no plan, or a model that is one rank's already."""
+    if not isinstance(model, nn.Module):
+        raise UserError("model", type(model).__name__, "a torch.nn.Module")
+    if not isinstance(plan, Plan):
+        raise PlanError("plan", type(plan).__name__, 'a Plan or "auto"', "Plan(mesh, ...)")
+    if isinstance(model, ParallelModule):
+        raise UserError("model", type(model).__name__, "a model that is not parallelized yet")
+
+
+def place(model: nn.Module, state: ParallelState, built: Built) -> None:
+    """Give the model this rank's pieces and the forward that runs its program."""
+    state.settle(built)
+    state.place(model, built)
+    model.__class__ = type(
+        f"Parallel{type(model).__name__}", (ParallelModule, type(model)), {"_original": type(model)}
+    )
+    object.__setattr__(model, "_parallel", state)
+    object.__setattr__(model, "_holdings", Holdings())
+
+
+class ParallelModule(nn.Module):
+    """Mixed into the class of a parallelized model; see `parallelize`."""
+
+    _parallel: ParallelState
+    _holdings: Holdings
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run this rank's program on the global batch."""
+        state = self._parallel
+        assert state.plan is not None
+        with without_autocast(state.plan.compute, state.here.device.type):
+            return state.call(self, args, kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As of any module; whole plain tensors are cut to this rank's pieces."""
+        held = dict(self.named_parameters(remove_duplicate=False))
+        cut = {key: _cut_like(held.get(key), value) for key, value in state_dict.items()}
+        return super().load_state_dict(cut, *args, **kwargs)
+
+
+def _cut_like(parameter: Tensor | None, value: Any) -> Any:
+    same = isinstance(parameter, DTensor) and parameter.shape == getattr(value, "shape", None)
+    if not same or isinstance(value, DTensor):
+        return value
+    mesh, places = parameter.device_mesh, parameter.placements  # type: ignore[union-attr]
+    whole = value.detach().to(mesh.device_type)
+    return distribute_tensor(whole, mesh, places, src_data_rank=None)
+
+
+def plain_twin(model: nn.Module) -> nn.Module:
+    """A parallelized model as it was written, with parameters that have no memory, to capture again."""
+    memo: dict[int, Any] = {}
+    for p in model.parameters():
+        empty = torch.empty(p.shape, dtype=p.dtype, device="meta")
+        memo[id(p)] = nn.Parameter(empty, p.requires_grad)
+        if p.grad is not None:
+            memo[id(p.grad)] = None
+    twin = copy.deepcopy(model, memo)
+    del twin.__dict__["_parallel"], twin.__dict__["_holdings"]
+    twin.__class__ = type(model).__dict__["_original"]
+    return twin
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a kind of call runs. order: of its tensors, or None where they must be found in a tree."""
+
+    program: Differentiable
+    order: list[int] | None
+
+
+@dataclass
+class ParallelState:
+    """What a parallelized model knows beside its parameters."""
+
+    here: Here
+    compile: bool = False
+    grad_outputs: Sequence[str] | None = None
+    plan: Plan | None = None
+    presenter: Presenter | None = None
+    programs: dict[Any, Differentiable] = field(default_factory=dict)
+    _known: dict[Any, _Known] = field(default_factory=dict)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelState:
+        """A copy of the model runs the same programs; groups can't be copied."""
+        return self
+
+    def make(
+        self, model: nn.Module, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], **more: Any
+    ) -> Built:
+        """Capture a plain model and decide."""
+        return build(model, plan, args, kwargs, grad_outputs=self.grad_outputs, whole_outputs=True, **more)
+
+    def add(self, kind: Any, built: Built) -> None:
+        """Compile this rank's program for one kind of call."""
+        assert self.presenter is not None
+        rank_program = built.rank_program(self.here.rank, joint=False)
+        bind = self.here.binder(built.decisions.mesh, rank_program)
+        compiled = Compiled(rank_program, bind, self.compile)
+        self.programs[kind] = Differentiable(built, compiled, self.here, self.presenter)
+
+    def settle(self, built: Built) -> None:
+        """Fix the layouts of parameters for all programs to come."""
+        decided = built.decisions
+        self.presenter = Presenter.of(decided.mesh, decided.stored.values(), self.here.device)
+        self.plan = pinned(decided)
+
+    def place(self, model: nn.Module, built: Built) -> None:
+        """Replace the model's parameters by DTensors of this rank's pieces."""
+        assert self.presenter is not None
+        names: dict[int, str] = {}
+        for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+            stored = names.setdefault(id(parameter), name)
+            if stored != name:
+                set_parameter(model, name, model.get_parameter(stored))
+                continue
+            spec = built.decisions.stored.get(name)
+            if spec is None:  # the program does not use it; another one may
+                spec = make_spec(built.decisions.mesh, [[(n, ())] for n in parameter.shape])
+            piece = local_piece(parameter.detach(), spec, self.here.rank)
+            local = torch.empty(piece.shape, dtype=piece.dtype, device=self.here.device)
+            if not piece.is_meta:
+                local.copy_(piece)
+            placed = nn.Parameter(self.presenter.present(local, spec, name), parameter.requires_grad)
+            names[id(placed)] = name
+            set_parameter(model, name, placed)
+
+    def call(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The result of `model(*args, **kwargs)`."""
+        holdings: Holdings = model.__dict__["_holdings"]
+        taken = take_apart(args, kwargs)
+        key = taken.key, torch.is_grad_enabled(), holdings.look(model)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._know(model, args, kwargs, taken.leaves is not None)
+        program, leaves = known.program, taken.leaves
+        if leaves is None or known.order is None:
+            leaves = program.built.captured.flatten_inputs(args, kwargs)
+        else:
+            leaves = [leaves[place] for place in known.order]
+        params, buffers = holdings.tensors(model, program, program.params, program.buffers)
+        return program.call(params, buffers, leaves)
+
+    def kind(self, model: nn.Module, call: CallTree, leaves: Sequence[Tensor]) -> Any:
+        """What a program depends on: the call, the modes of all modules, what is trained."""
+        looked = model.__dict__["_holdings"].look(model)
+        return signature(leaves), call.tree.outline(), torch.is_grad_enabled(), looked
+
+    def _know(
+        self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], is_flat: bool
+    ) -> _Known:
+        """Find or build the program of a call that was not seen before in this spelling."""
+        twin = plain_twin(model)
+        tree, leaves = call_tree(twin, args, kwargs)
+        kind = self.kind(model, tree, leaves)
+        if kind not in self.programs:
+            assert self.plan is not None
+            train = torch.is_grad_enabled() and any(x.requires_grad for x in (*model.parameters(), *leaves))
+            plan = _without_absent(self.plan, tree.paths())
+            self.add(kind, self.make(twin, plan, args, kwargs, train=train, as_is=True))
+        program = self.programs[kind]
+        order = order_of_leaves(program.built.captured.in_spec, args, kwargs) if is_flat else None
+        return _Known(program, order)
+
+
+def _without_absent(plan: Plan, inputs: Sequence[str]) -> Plan:
+    """The plan for a call that need not have all inputs of the first one."""
+    there = {p: x for p, x in plan.inputs.items() if any(fnmatchcase(name, p) for name in inputs)}
+    return replace(plan, inputs=there)

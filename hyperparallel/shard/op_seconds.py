@@ -1,0 +1,121 @@
+"""What one op costs on one rank: the roofline seconds of its share, and what its local form exchanges.
+
+Products count two operations per point of their iteration space, attention four; everything else is
+memory traffic of the pieces it reads and writes. Views are free. Kernel efficiency, launch cost and
+caches are not modelled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from hyperparallel.cluster import Rates
+from hyperparallel.shard.axis_states import AxisState, Choice, Pending, conversion_seconds, held_bytes
+from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.workload import Op, Value
+
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+MATMULS = (*PRODUCTS, "convolution", "scaled_dot_product")
+RELABELS = ("view", "reshape", "expand", "transpose", "permute", "t", "unsqueeze", "squeeze")
+VIEWS = (*RELABELS, "slice", "select", "alias", "detach")
+ORDERLESS = (*PRODUCTS, *RELABELS, "clone")
+"""Ops whose local form is one call whichever elements of a factor it gets, so that a factor may be cut
+inside (`placements.inner_periods`)."""
+
+
+ONE_EXCHANGE = (
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+    "log_softmax_backward_data",
+    "softmax_backward_data",
+)
+"""Ops whose local form reduces once over ranks; the others that do need two, such as a maximum and a sum."""
+
+SCORED = (
+    "log_softmax",
+    "log_softmax_backward_data",
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+)
+"""Ops of a loss over classes. Their four exchanges are priced with the latency of one together: gathering
+the scores could save the others' on a small model, and is what a long batch has no memory for."""
+
+
+def kind(op: Op) -> str:
+    """The op's name without namespace, overload and underscores.
+
+    >>> kind(Op("v", "aten._unsafe_view.default", (), {}, (), ()))
+    'view'
+    """
+    return op.target.removeprefix("aten.").split(".")[0].strip("_").removeprefix("unsafe_")
+
+
+SMALL_FLOATS = ("bfloat16", "float16")
+ROUNDED = ("sum", "avg", "prod")
+"""Reductions that lose bits in 16 bits; a maximum does not."""
+
+
+def reduce_dtype(dtype: str, how: str, reduce: str) -> str:
+    """The dtype in which a reduction of `dtype` over ranks is carried; reduce: that of 16-bit floats.
+
+    >>> reduce_dtype("bfloat16", "sum", "float32"), reduce_dtype("bfloat16", "max", "float32")
+    ('float32', 'bfloat16')
+    """
+    return "float32" if dtype in SMALL_FLOATS and how in ROUNDED and reduce == "float32" else dtype
+
+
+def carried_seconds(
+    src: AxisState,
+    dst: AxisState,
+    value: Value,
+    num_bytes: float,
+    n: int,
+    axis: str,
+    rates: Rates,
+    reduce: str,
+) -> float:
+    """`conversion_seconds` of a value, with the casts and the bytes of a reduction in another dtype.
+
+    num_bytes: of the value, whole on this axis, in its own dtype.
+    """
+    if not isinstance(src, Pending) or reduce_dtype(value.dtype, src.op, reduce) == value.dtype or src == dst:
+        return conversion_seconds(src, dst, num_bytes, n, axis, rates)
+    casts = 3.0 * (num_bytes + held_bytes(num_bytes, dst, n)) / rates.memory_bytes_per_second
+    return conversion_seconds(src, dst, 2.0 * num_bytes, n, axis, rates) + casts
+
+
+def op_seconds(
+    op: Op,
+    rule: Rule,
+    choice: Choice,
+    taken: Mapping[str, int],
+    num_bytes: Mapping[str, float],
+    axis: str,
+    n: int,
+    rates: Rates,
+) -> float:
+    """Seconds of one rank's share of `op` under `choice` on an axis of n ranks.
+
+    taken: how far outer axes cut each factor. num_bytes: of every operand and result, whole on this axis.
+    """
+    if kind(op) in VIEWS:
+        return 0.0
+    touched = sum(held_bytes(num_bytes[v], p, n) for v, p in zip(op.inputs, choice.inputs, strict=True))
+    for value, place in zip(op.outputs, choice.outputs, strict=True):
+        if value and place:
+            touched += held_bytes(num_bytes[value], place, n)
+    flops = 0.0
+    if kind(op).startswith(MATMULS):
+        flops = 2.0 * math.prod(math.ceil(s / taken.get(f, 1)) for f, s in rule.sizes.items())
+        flops *= 2.0 if kind(op).startswith("scaled_dot_product") else 1.0
+        flops /= n if choice.factor is not None else 1
+    seconds = rates.compute_seconds(flops, touched)
+    if choice.inside_fraction:
+        first = next(value for value in op.outputs if value)
+        received = choice.inside_fraction * num_bytes[first]
+        exchange = rates.collective_seconds(axis, received)
+        if kind(op) in SCORED:
+            exchange -= 0.75 * rates.latency_seconds
+        seconds += (1 if kind(op) in ONE_EXCHANGE else 2) * exchange
+    return seconds

@@ -1,0 +1,169 @@
+"""Ranks that are threads of one machine: their programs on its cores, in turns.
+
+A thread that has a core keeps it until it waits for another rank, or until its slice is over while others
+want a core; then it stands behind them. A collective is work of its members' own threads: starting it copies
+in, waiting for it fetches the rest once all members have started it. So while a rank waits its core is free
+for another, and a span lasts from when its rank came to it, off the core or on it: as the rank's clock tells.
+
+Leaves out the cost of a switch, wake-ups that overtake, memory bandwidth that cores share (the timings were
+taken with all cores at work), and messages that need their reader before the start is through.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from hyperparallel.errors import PlanError
+from hyperparallel.simulate.rank_tasks import Members, check_alike, measured_spans
+from hyperparallel.simulate.timeline import Sample, Span, Timeline
+from hyperparallel.workload.instruction import Instruction
+
+
+class CorePrices(Protocol):
+    """Core seconds of instructions, and the cores there are."""
+
+    @property
+    def cores(self) -> int: ...
+
+    @property
+    def slice_s(self) -> float: ...
+
+    def op(self, one: Instruction) -> float: ...
+
+    def transfer(self, start: Instruction, members: int) -> tuple[float, float]:
+        """Starting a collective, and waiting for it."""
+
+
+def run_threads(
+    programs: Mapping[int, Sequence[Instruction]], prices: CorePrices, members: Members
+) -> Timeline:
+    """The timeline of all ranks' programs on the cores they share; rank -> instructions.
+
+    members: who takes part in a collective. All programs have the same collectives in the same order; raises
+    `PlanError` where they do not, or where a member has no program.
+    """
+    check_alike(programs)
+    machine = _Machine(programs, prices, members)
+    machine.run()
+    spans: list[Span] = []
+    for rank, program in programs.items():
+        spans += measured_spans(rank, program, [0.0, *machine.done[rank]])
+    memory = {rank: _memory(program, machine.done[rank]) for rank, program in programs.items()}
+    return Timeline(tuple(spans), {rank: samples for rank, samples in memory.items() if samples})
+
+
+class _Machine:
+    """Cores, the queue for them, and how far each rank has come."""
+
+    def __init__(
+        self, programs: Mapping[int, Sequence[Instruction]], prices: CorePrices, members: Members
+    ) -> None:
+        self.programs, self.prices, self.now = programs, prices, 0.0
+        self.done: dict[int, list[float]] = {rank: [] for rank in programs}
+        self.work = {rank: self._seconds(rank, members) for rank in programs}
+        self.needs = {rank: self._needs(rank, members) for rank in programs}
+        self.left = {rank: (work[0] if work else 0.0) for rank, work in self.work.items()}
+        self.queue = deque(rank for rank, work in self.work.items() if work)
+        self.running: dict[int, float] = {}
+        """Rank -> when its slice is over."""
+        self.asleep: set[int] = set()
+
+    def _seconds(self, rank: int, members: Members) -> list[float]:
+        program = self.programs[rank]
+        halves = {
+            i: self.prices.transfer(one, len(members(rank, one.axes)))
+            for i, one in enumerate(program)
+            if one.role == "start"
+        }
+        return [
+            halves[i][0] if one.role == "start" else
+            halves[one.needs[0]][1] if one.role == "wait" else
+            self.prices.op(one)
+            for i, one in enumerate(program)
+        ]  # fmt: skip
+
+    def _needs(self, rank: int, members: Members) -> dict[int, list[tuple[int, int]]]:
+        """Position of a wait -> (rank, position) of the starts without which it cannot go on."""
+        program = self.programs[rank]
+        starts = {
+            other: [i for i, one in enumerate(p) if one.role == "start"] for other, p in self.programs.items()
+        }
+        number = {i: n for n, i in enumerate(starts[rank])}
+        found: dict[int, list[tuple[int, int]]] = {}
+        for i, one in enumerate(program):
+            if one.role == "wait":
+                group = members(rank, program[one.needs[0]].axes)
+                missing = [other for other in group if other not in starts]
+                if missing:
+                    raise PlanError("programs", sorted(starts), f"programs of all ranks, also of {missing}")
+                found[i] = [(other, starts[other][number[one.needs[0]]]) for other in group if other != rank]
+        return found
+
+    def _may_go_on(self, rank: int) -> bool:
+        needs = self.needs[rank].get(len(self.done[rank]), ())
+        return all(len(self.done[other]) > position for other, position in needs)
+
+    def run(self) -> None:
+        """From one end of an instruction or a slice to the next, until all programs are through."""
+        self._fill()
+        while self.running:
+            step = min(self.left[rank] for rank in self.running)
+            if self.queue:
+                step = min(step, min(end - self.now for end in self.running.values()))
+            step = max(step, 0.0)
+            self.now += step
+            for rank in list(self.running):
+                self.left[rank] -= step
+            for rank in list(self.running):
+                if self.left[rank] <= 1e-15:
+                    self._ended(rank)
+            self._wake()
+            for rank, end in list(self.running.items()):
+                if self.queue and end <= self.now:
+                    del self.running[rank]
+                    self.queue.append(rank)
+            self._fill()
+        stuck = next((rank for rank in self.asleep), None)
+        if stuck is not None:
+            name = self.programs[stuck][len(self.done[stuck])].name
+            given = f"{name} on rank {stuck}, which waits for ever"
+            raise PlanError("programs", given, "starts and waits in an order that all ranks can follow")
+
+    def _ended(self, rank: int) -> None:
+        self.done[rank].append(self.now)
+        place = len(self.done[rank])
+        if place == len(self.work[rank]):
+            del self.running[rank]
+            return
+        self.left[rank] = self.work[rank][place]
+        if not self._may_go_on(rank):
+            del self.running[rank]
+            self.asleep.add(rank)
+
+    def _wake(self) -> None:
+        for rank in sorted(self.asleep):
+            if self._may_go_on(rank):
+                self.asleep.discard(rank)
+                self.queue.append(rank)
+
+    def _fill(self) -> None:
+        while self.queue and len(self.running) < self.prices.cores:
+            self.running[self.queue.popleft()] = self.now + self.prices.slice_s
+
+
+def _memory(program: Sequence[Instruction], done: Sequence[float]) -> tuple[Sample, ...]:
+    """Bytes in use; what dies with a start is read until its wait is through."""
+    waited = {one.needs[0]: i for i, one in enumerate(program) if one.role == "wait"}
+    changes: list[tuple[float, float]] = []
+    for i, one in enumerate(program):
+        if one.alloc_bytes:
+            changes.append((done[i - 1] if i else 0.0, one.alloc_bytes))
+        if one.free_bytes:
+            changes.append((done[waited.get(i, i)], -one.free_bytes))
+    in_use, samples = 0.0, []
+    for at, change in sorted(changes, key=lambda pair: pair[0]):
+        in_use += change
+        samples.append(Sample(at, in_use))
+    return tuple(samples)

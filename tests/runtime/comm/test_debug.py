@@ -1,0 +1,111 @@
+"""Members that make different collectives are told so (case 51), checked mode or not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hyperparallel.errors import RunError
+from hyperparallel.runtime.comm import collectives
+from hyperparallel.runtime.comm.collectives import wait
+from hyperparallel.runtime.comm.debug import disagreement
+from hyperparallel.runtime.comm.group import Group
+from hyperparallel.runtime.comm.groups import Groups
+from tests.ranks import run_ranks
+
+Calls = Callable[[int, Group], Any]
+
+
+def sizes_differ(rank: int, group: Group) -> None:
+    wait(collectives.all_reduce_start(torch.ones(2 + rank), "sum", group))
+
+
+def dtypes_differ(rank: int, group: Group) -> None:
+    x = torch.ones(2, dtype=(torch.float32, torch.float64)[rank])
+    wait(collectives.all_gather_start(x, 0, [2, 2], group))
+
+
+def order_differs(rank: int, group: Group) -> None:
+    x = torch.ones(4)
+    calls: list[Callable[[], object]] = [
+        lambda: wait(collectives.all_reduce_start(x, "sum", group)),
+        lambda: wait(collectives.all_gather_start(x, 0, [4, 4], group)),
+    ]
+    for call in calls[:: 1 - 2 * rank]:
+        call()
+
+
+MISTAKES = (
+    (sizes_differ, "shape differs", r"all_reduce of torch.float32 \({}"),
+    (dtypes_differ, "dtype differs", "all_gather of torch.float"),
+    (order_differs, "op differs", "all_reduce of torch.float32"),
+)
+
+
+@pytest.mark.procs
+@pytest.mark.parametrize(("calls", "why", "what"), MISTAKES)
+def test_checked_mode_names_op_ranks_and_shapes(
+    calls: Calls, why: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYPERPARALLEL_DEBUG", "collectives")
+
+    def both(rank: int) -> str:
+        group = Groups.of_default().world
+        assert wait(collectives.all_reduce_start(torch.ones(1), "sum", group)).item() == 2
+        started = time.monotonic()
+        with pytest.raises(RunError) as caught:
+            calls(rank, group)
+        assert time.monotonic() - started < 10
+        return str(caught.value)
+
+    for text in run_ranks(2, both):
+        assert why in text and "rank 0: " in text and "rank 1: " in text
+        assert what.format("2")[:10] in text and "test_debug.py:" in text
+
+
+@pytest.mark.procs
+@pytest.mark.parametrize(("calls", "why", "what"), MISTAKES)
+def test_shared_memory_notices_without_being_asked(calls: Calls, why: str, what: str) -> None:
+    def both(rank: int) -> None:
+        calls(rank, Groups.of_default().world)
+
+    with pytest.raises(RunError, match=r"made another collective.*it sent all_"):
+        run_ranks(2, both)
+
+
+@pytest.mark.procs
+def test_checked_collectives_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPERPARALLEL_DEBUG", "collectives")
+
+    def all_kinds(rank: int) -> None:
+        group = Groups.of_default().world
+        x = torch.arange(6.0).view(2, 3) + rank
+        wait(collectives.all_gather_start(x[: 1 + rank], 0, [1, 2], group))
+        wait(collectives.reduce_scatter_start(x, 1, [1, 2], "sum", group))
+        wait(collectives.all_to_all_start(x, 1, [1, 2], 0, [2, 2], group))
+        wait(collectives.permute_start(x, [(0, 1)], (3, 2) if rank else (0,), group))
+
+    run_ranks(2, all_kinds)
+
+
+def call(**changes: Any) -> dict[str, Any]:
+    return {"op": "all_to_all", "dtype": "torch.int64", "shape": [4, 6], **changes}
+
+
+@pytest.mark.fake
+def test_sizes_of_an_exchange_must_fit_pairwise() -> None:
+    sender = call(split_dim=0, split_sizes=[1, 3], concat_dim=1, concat_sizes=[6, 5])
+    receiver = call(shape=[4, 5], split_dim=0, split_sizes=[1, 3], concat_dim=1)
+    assert disagreement([sender, receiver | {"concat_sizes": [6, 5]}]) == ""
+    wrong = disagreement([sender, receiver | {"concat_sizes": [5, 5]}])
+    assert wrong == "member 1 expects another size than member 0 sends"
+    gather = call(op="all_gather", dim=0, sizes=[4, 2])
+    assert disagreement([gather, gather | {"shape": [2, 6]}]) == ""
+    assert disagreement([gather, gather | {"shape": [2, 5]}]) == "shape differs"
+    moves = call(op="permute", sends=[[0, 1]], recv_shape=[0])
+    assert disagreement([moves, moves | {"recv_shape": [24]}]) == ""
+    assert "expects another size" in disagreement([moves, moves | {"recv_shape": [23]}])

@@ -9,7 +9,7 @@ divide:
     AllToAll            (n-1)/n of a piece    Permute, SendRecv   what a rank needs and has not got
 
 Uneven and empty pieces are counted exactly, by the rank that receives most. What the collectives do
-to arrays is `simulate.py`; who sends what in the last two is `exchange.py`; choosing steps is
+to arrays is `emulate.py`; who sends what in the last two is `exchange.py`; choosing steps is
 `reshard.py`.
 """
 

@@ -1,6 +1,6 @@
 """Put the repeats that were left out of a trace into its graph, forward and backward.
 
-Input: a captured graph with units 0, a = 1, b and last of a stack (`standin.py`). First the two
+Input: a captured graph with units 0, a = 1, b and last of a stack (`kept_blocks.py`). First the two
 middle units are compared node by node: same ops, same constants, and every argument either in the
 unit itself, in the unit before (`PREV`), in the unit after (`NEXT`, backward only), or one and the
 same node for both (`SAME`). Two middle units are what tells "the unit before" from "unit 0".

@@ -4,7 +4,7 @@ Two routes, tried in order. The direct one lets AOTAutograd trace the module's o
 half the time of the other, and it works with any Python that does not read tensor values). The
 strict one has Dynamo read the bytecode first, which copes with a few things that direct tracing
 cannot (calls that refuse tensor subclasses, for example). If both stop, the error tells the user's
-line (`blame.py`).
+line (`capture_errors.py`).
 
 Every forward node's `meta["custom"]["module"]` is the qualified name of the module that ran it;
 AOTAutograd copies it to the backward nodes that differentiate it.

@@ -1,7 +1,7 @@
 """`local_region`: the user's own per-rank code inside a sharded program.
 
 A function of tensors says in which layouts it takes and gives them; inside, it sees this rank's pieces
-and communicates by the functions of `calls.py`. Under a plan the program around brings the pieces
+and communicates by the functions of `user_calls.py`. Under a plan the program around brings the pieces
 (`record.py` says how, and why gradients are right). Without one, which is what a certificate compares
 with, a call means:
 

@@ -2,7 +2,7 @@
 
 A skeleton is (tp, cp, pp, dp, ep, etp, microbatch): what decides shapes and groups. The rest varies inside
 one: chunks a stage, schedule, ZeRO stage, sequence parallelism, placement, recomputation, offload.
-Placements are in `places.py`.
+Where axes lie is in `axis_order.py`.
 
     tp           divides heads, key/value heads (or is a multiple of them), and widths; at most `MOST_TP`
     cp           cuts a sample evenly in two halves a rank, with at least `LEAST_TOKENS` left

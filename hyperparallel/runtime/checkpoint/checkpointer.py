@@ -1,10 +1,10 @@
 """Save and load the state of a run: in the background, whole or not at all, for any layout.
 
 `save` copies this rank's pieces to host memory and returns; a thread writes them through the
-planners and storage of `torch.distributed.checkpoint` (`checkpoint_storage.py`), so values changed
-later never reach the file. Rank 0 merges the index (`checkpoint_index.py`), and renames the folder
-only after all ranks wrote (`checkpoint_folder.py`). Ranks agree through a store, not through
-collectives (`checkpoint_status.py`): a failure on one rank is raised on every rank. `load` reads
+planners and storage of `torch.distributed.checkpoint` (`storage.py`), so values changed
+later never reach the file. Rank 0 merges the index (`index.py`), and renames the folder
+only after all ranks wrote (`folder.py`). Ranks agree through a store, not through
+collectives (`status.py`): a failure on one rank is raised on every rank. `load` reads
 what this rank's layouts need, whatever layout and rank count saved it.
 
 All ranks must see the same folder. Leaves out object stores and incremental checkpoints.

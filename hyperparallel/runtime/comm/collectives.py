@@ -2,7 +2,7 @@
 
 These functions stand as `call_function` targets in the program of one rank. They are functional:
 the input is never written and the result is contiguous, whatever the strides of the input. Sizes
-may be uneven or zero. Bytes are moved by the group's transport: a torch process group (`messages.py`)
+may be uneven or zero. Bytes are moved by the group's transport: a torch process group (`process_group.py`)
 or shared memory (`shm.py`). A group of one rank never communicates and hands its input back.
 
 Several collectives of a group may be under way at once, waited for in any order; every member must

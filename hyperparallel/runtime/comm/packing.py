@@ -3,7 +3,7 @@
 A message of several members is ordered by member, then by tensor, each piece dense. Pieces are cut along
 any dim, unevenly or empty. All tensors of a message have one dtype.
 
-Leaves out how the message travels (`messages.py`).
+Leaves out how the message travels (`process_group.py`).
 """
 
 from __future__ import annotations

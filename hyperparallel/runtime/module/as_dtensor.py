@@ -4,7 +4,8 @@ Programs run on plain local tensors; optimizers, checkpoints and other libraries
 DTensor over a `DeviceMesh` with the plan's axes. DTensor deals the axes of one dim in mesh order and
 torch.chunk pieces. So the axes of the `DeviceMesh` stand in an order that agrees with every cut where
 there is one; all parameters must share a mesh, or torch could not compute a norm over them. Where cuts
-contradict each other, some are `_StridedShard` placements, which say the other order (`orders.py`).
+contradict each other, some are `_StridedShard` placements, which say the other order
+(`shard/axis_orders.py`).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def parallelize(
 ) -> nn.Module:
     """Make `model` run as one rank of `plan`; every rank of the job calls this with an equal model.
 
-    plan: "auto" takes the cheapest mesh of the job's ranks that fits their memory (`automatic.py`).
+    plan: "auto" takes the cheapest mesh of the job's ranks that fits their memory (`choose_mesh.py`).
     example_batch: the global batch of one step, a mapping of keyword arguments, a tuple of positional
     ones, or one tensor. compile: send compute through Inductor. grad_outputs: paths of the results that
     gradients come from; left out, the one called loss, or else all. Returns the same module object. Raises

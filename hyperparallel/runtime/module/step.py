@@ -54,7 +54,7 @@ class StepResult:
 class TrainStep:
     """A training step of `model` under `plan`; every rank of the job makes one and calls it alike.
 
-    plan: "auto" takes the cheapest mesh of the job's ranks that fits their memory (`automatic.py`).
+    plan: "auto" takes the cheapest mesh of the job's ranks that fits their memory (`choose_mesh.py`).
     optimizer: makes a torch optimizer from (name, local parameter) pairs, for instance
         `lambda named: torch.optim.AdamW(named, lr=1e-3)`.
     example_batch: the global batch of one step (see `parallelize`). accumulate: micro-batches per step.

@@ -5,8 +5,8 @@ factor that stands in an output cuts that output; cutting one that stands in no 
 (`reduce`); a factor in square brackets cannot be cut without a gather; `(b s)` is one dim merged from
 two factors, outermost first, which is how views are written; `1` is a dim of size one.
 
-A rule is concrete: it is built for one op with known shapes (see `rules.py`). It says nothing about
-meshes. `placements.py` turns it into choices for one mesh axis, `solve.py` picks among them.
+A rule is concrete: it is built for one op with known shapes (see `table.py`). It says nothing about
+meshes. `axis_states.py` turns it into choices for one mesh axis, `solve_axis.py` picks among them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rules as values: the notation, the table, views as factors.
 
-What the rules claim is proved in `tests/graph/test_localise.py`.
+What the rules claim is proved in `tests/graph/local/test_localise.py`.
 """
 
 from __future__ import annotations

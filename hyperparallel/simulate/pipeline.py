@@ -52,8 +52,8 @@ def pipeline_tasks(
     finish: what a rank does when all its actions are done (reduce gradients, update).
 
     >>> from hyperparallel.mpmd import schedule
-    >>> step = pipeline_tasks(
-    ...     schedule("gpipe", 2, 1), lambda a: Pieces([Piece("", 1.0)]), lambda m: Piece("", 0.5, "comm"))
+    >>> one, send = TaskParts([TaskPart("", 1.0)]), TaskPart("", 0.5, "comm")
+    >>> step = pipeline_tasks(schedule("gpipe", 2, 1), lambda action: one, lambda message: send)
     >>> [task.name for task in step]
     ['F0.0', 'F0.0 to F1.0', 'B0.0', 'F1.0', 'B1.0', 'B1.0 to B0.0']
     """

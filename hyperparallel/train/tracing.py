@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
+from hyperparallel.runtime.comm.collectives import all_reduce_start, wait
 from hyperparallel.runtime.module.step import TrainStep
 from hyperparallel.runtime.module.tracing import gathered, traced_step
 from hyperparallel.simulate.timeline import Timeline
@@ -50,11 +50,10 @@ class TracedSteps(ShardedStep):
     def _write(self) -> None:
         here, calls = self.train_step.here, list(self.traced)
         seconds = torch.tensor([one.step_seconds for one in self.traced.values()], device=here.device)
-        if here.world_size > 1:
-            dist.all_reduce(seconds, dist.ReduceOp.MAX)  # so that all ranks choose the same call
+        seconds = wait(all_reduce_start(seconds, "max", here.mesh_group))  # all ranks choose the same call
         chosen = calls[int(seconds.argsort()[len(calls) // 2])]
         among = f" of {calls[0]} to {calls[-1]}, the median" if len(calls) > 1 else ""
         facts = {**self.notes, "call": f"{chosen}{among}"}
-        whole = gathered(self.traced[chosen], here.rank, here.world_size, f"trace/{self.calls}", facts)
+        whole = gathered(self.traced[chosen], here, f"trace/{self.calls}", facts)
         if whole is not None:
             write_trace(whole, self.path)

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers "fake"; checked on torch 2.13
 from torch.distributed.tensor import distribute_tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore  # checked on torch 2.13
 
 from hyperparallel.errors import LayoutError
 from hyperparallel.layout import Layout, Mesh
@@ -54,7 +54,7 @@ def test_the_mesh_keeps_its_order_where_it_can() -> None:
 
 @contextmanager
 def fake_rank(rank: int, world: int) -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    dist.init_process_group("fake", store=dist.HashStore(), rank=rank, world_size=world)
     try:
         yield
     finally:

@@ -60,4 +60,4 @@ class Group:
         where = f"{op} on rank {self.rank}: group {self.name} = ranks {self.ranks}"
         if self.index < 0:
             return RunError(f"{where} does not contain this rank")
-        return RunError(f"{where} is not connected; make it with Groups.ensure on every rank")
+        return RunError(f"{where} is not connected; make it with Groups.ensure on every member")

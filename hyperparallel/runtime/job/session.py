@@ -125,6 +125,7 @@ def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Itera
     dist.all_reduce(torch.zeros(1))
     try:
         groups = Groups.of_default(timeout)
+        groups.ensure([range(ranks.world_size)])  # now, while all ranks are here for certain
         yield Session(ranks.rank, ranks.world_size, ranks.local_rank, device, groups)
         groups.close()  # not after an error: it waits for collectives under way, and a peer may be gone
     finally:

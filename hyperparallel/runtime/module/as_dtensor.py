@@ -11,7 +11,7 @@ contradict each other, some are `_StridedShard` placements, which say the other 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,7 @@ from torch.distributed.tensor.placement_types import _StridedShard  # checked on
 
 from hyperparallel.errors import LayoutError
 from hyperparallel.layout import Mesh
+from hyperparallel.runtime.comm.groups import new_process_group
 from hyperparallel.shard.axis_orders import axis_order, is_said_by_strides, split_factors
 from hyperparallel.shard.spec import Spec, piece
 
@@ -38,9 +39,16 @@ class Presenter:
     device_mesh: DeviceMesh
 
     @classmethod
-    def of(cls, mesh: Mesh, specs: Iterable[Spec], device: torch.device) -> Presenter:
-        """The presenter of a mesh and of the tensors to come; every rank of the job must call this together.
+    def of(
+        cls,
+        mesh: Mesh,
+        specs: Iterable[Spec],
+        device: torch.device,
+        process_group: Callable[[Sequence[int]], dist.ProcessGroup] = new_process_group,
+    ) -> Presenter:
+        """The presenter of a mesh and of the tensors to come; every rank of the mesh must call this together.
 
+        process_group: gives the process group of this rank's group along one axis.
         Raises `LayoutError` where ranks do not ascend along an axis: a process group sorts its ranks, so
         DTensor would put gathered pieces together in another order than it cut them (torch 2.13).
         """
@@ -55,7 +63,9 @@ class Presenter:
         if not dist.is_initialized():  # alone: private options that ask for no group (torch 2.13)
             alone = DeviceMesh(device.type, ranks, mesh_dim_names=names, _init_backend=False, _rank=0)
             return cls(ordered, alone)
-        return cls(ordered, DeviceMesh(device.type, ranks, mesh_dim_names=names))
+        made = [process_group(ordered.group(dist.get_rank(), axis)) for axis in order]
+        # A DeviceMesh that made its own groups would need every rank of the job, also those of other meshes.
+        return cls(ordered, DeviceMesh.from_group(made, device.type, ranks, mesh_dim_names=names))
 
     def placements(self, spec: Spec, name: str = "tensor") -> tuple[Placement, ...]:
         """The placements of a layout, one per axis; `LayoutError` where DTensor cannot say it."""

@@ -177,7 +177,10 @@ class ParallelState:
     def settle(self, built: Built) -> None:
         """Fix the layouts of parameters for all programs to come."""
         decided = built.decisions
-        self.presenter = Presenter.of(decided.mesh, decided.stored.values(), self.here.device)
+        self.here.connect(decided.mesh, [(axis,) for axis in decided.mesh.names])
+        self.presenter = Presenter.of(
+            decided.mesh, decided.stored.values(), self.here.device, self.here.groups.process_group
+        )
         self.plan = pinned(decided)
 
     def place(self, model: nn.Module, built: Built) -> None:

@@ -208,7 +208,7 @@ class TrainStep:
         norms = torch.stack(torch._foreach_norm(grads)).double()
         copies = torch.tensor(self._replicas, dtype=torch.float64, device=norms.device)
         squares = (norms.square() / copies).sum()
-        total = collectives.wait(collectives.all_reduce_start(squares, "sum", self.here.groups.world)).sqrt()
+        total = collectives.wait(collectives.all_reduce_start(squares, "sum", self.here.mesh_group)).sqrt()
         assert self.clip is not None
         scale = torch.clamp(self.clip / (total + 1e-6), max=1.0).to(grads[0].dtype)
         torch._foreach_mul_(grads, scale)

@@ -19,11 +19,11 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store, _get_default_store  # private, checked on torch 2.13
 
 from hyperparallel.graph.predict.instructions import listed
 from hyperparallel.runtime.exec.compiled import Compiled
+from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.step import StepResult, TrainStep, split_batch
 from hyperparallel.simulate.rank_tasks import measured_spans
 from hyperparallel.simulate.timeline import COMPUTE, Span, Timeline
@@ -68,8 +68,7 @@ def traced_step(step: TrainStep, batch: Any) -> tuple[StepResult, Timeline]:
         for hook in (step.optimizer.register_step_pre_hook, step.optimizer.register_step_post_hook):
             handle = hook(lambda *_: update.append(clock.now()))
             stack.callback(handle.remove)
-        if step.here.world_size > 1:
-            dist.barrier()  # all have compiled: what is traced begins together
+        step.here.barrier()  # all have compiled: what is traced begins together
         result = step.step(batch)
     if clock.cuda:
         torch.cuda.synchronize()
@@ -114,23 +113,25 @@ def _spans(
 
 
 def gathered(
-    timeline: Timeline, rank: int, world_size: int, key: str, facts: Mapping[str, str] | None = None
+    timeline: Timeline, here: Here, key: str, facts: Mapping[str, str] | None = None
 ) -> Timeline | None:
-    """All ranks' timelines as one that begins at 0, on rank 0; None on others. All ranks must call it.
+    """The timelines of a mesh's ranks as one that begins at 0, on its first rank; None on others.
+
+    All ranks of the mesh must call it.
 
     key: names this gathering among those of the job.
     """
     own = dict(facts or {})
-    if world_size == 1:
-        return _merged([timeline], [(socket.gethostname(), 0.0)], own)
+    here.barrier()
+    clock = (socket.gethostname(), perf_counter())
+    if here.mesh.size == 1:
+        return _merged([timeline], [clock], own)
     store: Store = _get_default_store()
-    dist.barrier()
-    here = (socket.gethostname(), perf_counter())
-    if rank != 0:
-        store.set(f"{key}/{rank}", json.dumps([here, to_chrome_trace(timeline)]))
+    if not here.is_first:
+        store.set(f"{key}/{here.rank}", json.dumps([clock, to_chrome_trace(timeline)]))
         return None
-    parts, places = [timeline], [here]
-    for other in range(1, world_size):
+    parts, places = [timeline], [clock]
+    for other in here.mesh.ranks[1:]:
         place, text = json.loads(store.get(f"{key}/{other}"))
         parts.append(from_chrome_trace(text))
         places.append(tuple(place))

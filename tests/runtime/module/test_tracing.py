@@ -43,7 +43,7 @@ def traced(name: str, accumulate: int) -> tuple[Timeline, Timeline]:
         step = TrainStep(made(small.NextToken), adam, plan, BATCH, accumulate=accumulate, clip=1.0)
         step.step(BATCH)
         _, own = traced_step(step, BATCH)
-        whole = gathered(own, rank, 2, "trace")
+        whole = gathered(own, step.here, "trace")
         if whole is None:
             return None
         built = step.program.built
@@ -110,7 +110,7 @@ def test_a_traced_step_is_the_same_step() -> None:
 
 def test_one_rank_alone() -> None:
     step = TrainStep(made(small.NextToken), adam, Plan(Layout((1,), ("dp",))), BATCH)
-    whole = gathered(traced_step(step, BATCH)[1], 0, 1, "trace", {"model": "tiny"})
+    whole = gathered(traced_step(step, BATCH)[1], step.here, "trace", {"model": "tiny"})
     assert whole is not None and whole.facts == {"model": "tiny"} and whole.source == "measured"
     predicted = simulate(
         program_tasks({0: step_instructions(step.program.built, 0, clip=False)}, RatePrices(Rates()))

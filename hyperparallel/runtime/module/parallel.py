@@ -25,10 +25,13 @@ from hyperparallel.errors import PlanError, UserError
 from hyperparallel.graph.build import Built, build
 from hyperparallel.graph.capture.batch_tree import CallTree, call_tree
 from hyperparallel.graph.capture.precision import without_autocast
+from hyperparallel.graph.decided import decisions
+from hyperparallel.graph.program import RankProgram
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.decide import pinned
 from hyperparallel.plan.plan import Plan
 from hyperparallel.runtime.exec.compiled import Compiled
+from hyperparallel.runtime.job.agreement import agree
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.as_dtensor import Presenter, local_piece
 from hyperparallel.runtime.module.choose_mesh import automatic_plan
@@ -64,11 +67,11 @@ def parallelize(
     check_arguments(model, plan)
     assert isinstance(plan, Plan)
     state = ParallelState(here or Here.in_job(plan.mesh), compile, grad_outputs)
-    built = state.make(model, plan, args, kwargs)
+    built, program = state.make(model, plan, args, kwargs)
     place(model, state, built)
     if model.training:  # else a call as it is would not be what was captured
         leaves = built.captured.flatten_inputs(args, kwargs)
-        state.add(state.kind(model, built.captured.in_spec, leaves), built)
+        state.add(state.kind(model, built.captured.in_spec, leaves), built, program)
     return model
 
 
@@ -162,16 +165,18 @@ class ParallelState:
 
     def make(
         self, model: nn.Module, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], **more: Any
-    ) -> Built:
-        """Capture a plain model and decide."""
-        return build(model, plan, args, kwargs, grad_outputs=self.grad_outputs, whole_outputs=True, **more)
+    ) -> tuple[Built, RankProgram]:
+        """Capture a plain model, decide, and write this rank's program; the mesh's ranks agree on it."""
+        built = build(model, plan, args, kwargs, grad_outputs=self.grad_outputs, whole_outputs=True, **more)
+        program = built.rank_program(self.here.rank, joint=False)
+        agree(self.here, decisions(built, program, {"compile": self.compile}), "the program of a call")
+        return built, program
 
-    def add(self, kind: Any, built: Built) -> None:
+    def add(self, kind: Any, built: Built, program: RankProgram) -> None:
         """Compile this rank's program for one kind of call."""
         assert self.presenter is not None
-        rank_program = built.rank_program(self.here.rank, joint=False)
-        bind = self.here.binder(built.decisions.mesh, rank_program)
-        compiled = Compiled(rank_program, bind, self.compile)
+        bind = self.here.binder(built.decisions.mesh, program)
+        compiled = Compiled(program, bind, self.compile)
         self.programs[kind] = Differentiable(built, compiled, self.here, self.presenter)
 
     def settle(self, built: Built) -> None:
@@ -235,7 +240,7 @@ class ParallelState:
             assert self.plan is not None
             train = torch.is_grad_enabled() and any(x.requires_grad for x in (*model.parameters(), *leaves))
             plan = _without_absent(self.plan, tree.paths())
-            self.add(kind, self.make(twin, plan, args, kwargs, train=train, as_is=True))
+            self.add(kind, *self.make(twin, plan, args, kwargs, train=train, as_is=True))
         program = self.programs[kind]
         order = order_of_leaves(program.built.captured.in_spec, args, kwargs) if is_flat else None
         return _Known(program, order)

@@ -1,0 +1,119 @@
+"""Everything that was decided about a program, in words and in one order, for ranks to compare.
+
+Each rank captures, solves and partitions for itself. What must come out equal on all of them is listed here,
+causes before effects, so that the first line that differs says where two ranks parted: versions and
+options, the plan, the batch, the model's ops, the layout of every op and parameter, the nodes of the
+rank's program and what its collectives move. Left out is what may differ by rank: offsets and sizes of
+pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+
+import torch
+
+from hyperparallel.graph.build import Built
+from hyperparallel.graph.program import RankProgram
+from hyperparallel.shard.spec import FactorCut, Spec
+from hyperparallel.workload import Op, Workload
+
+Decision = tuple[str, str]
+"""What a decision is about, and what was decided."""
+
+
+def decisions(built: Built, program: RankProgram, options: Mapping[str, object]) -> list[Decision]:
+    """All decisions about the program of one rank, in an order that is the same on every rank.
+
+    options: what else the program depends on, by name.
+    """
+    found = [("version of torch", str(torch.__version__))]
+    found += [(f"option {name}", str(value)) for name, value in options.items()]
+    plan = built.decisions.plan
+    found += [(f"plan, {field.name}", str(getattr(plan, field.name))) for field in fields(plan)]
+    found += _of_batch(built.workload)
+    found += _of_ops(built)
+    for group in ("stored", "used", "sources", "outputs"):
+        specs: Mapping[str, Spec] = getattr(built.decisions, group)
+        found += [(f"{_GROUPS[group]} {name}", _shown(spec)) for name, spec in specs.items()]
+    found += _of_program(program)
+    return found
+
+
+_GROUPS = {
+    "stored": "stored parameter",
+    "used": "parameter in use",
+    "sources": "value",
+    "outputs": "result",
+}
+
+
+def _of_batch(work: Workload) -> Iterator[Decision]:
+    for path, value in work.inputs.items():
+        yield f"batch, {path}", f"{work.values[value].dtype} of shape {list(work.values[value].shape)}"
+
+
+def _of_ops(built: Built) -> Iterator[Decision]:
+    decided, shown = built.decisions, _Shown()
+    for number, op in enumerate(built.workload.ops):
+        yield f"op {number} of the model", f"{op.target} in {op.module or 'the model itself'}"
+        takes, gives = decided.operands[op.name]
+        layouts = f"{shown.all(takes)} -> {shown.all(gives)}"
+        yield _label(op), f"{_cuts(decided.cuts[op.name])}: {layouts}"
+
+
+def _label(op: Op) -> str:
+    return f"op {op.module or op.name} ({op.target}{', backward' if op.backward else ''})"
+
+
+def _cuts(cuts: Mapping[str, FactorCut]) -> str:
+    if not cuts:
+        return "replicated"
+    return ", ".join(f"{'/'.join(cut.all_axes)} cuts {factor}" for factor, cut in cuts.items())
+
+
+class _Shown:
+    """Layouts in words, each made once: a program has thousands of operands and few ways to cut them."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, str] = {None: "nothing"}
+
+    def all(self, specs: tuple[Spec | None, ...]) -> str:
+        known, found = self._known, []
+        for spec in specs:
+            key = spec and (spec.dims, spec.partial)
+            words = known.get(key)
+            if words is None:
+                assert spec is not None
+                words = known[key] = _shown(spec)
+            found.append(words)
+        return ", ".join(found)
+
+
+def _shown(spec: Spec) -> str:
+    """A layout without its mesh, which the plan tells.
+
+    >>> from hyperparallel.layout import Mesh
+    >>> from hyperparallel.shard.spec import make_spec
+    >>> _shown(make_spec(Mesh((2,), ("tp",)), [[(4, ("tp",))], [(6, ())]]))
+    '(tp, -)'
+    """
+    dims = ", ".join(
+        "x".join("/".join(axes) or "-" for _, axes in factors) for factors in spec.dims
+    )
+    pending = "".join(f", {op} pending on {axis}" for axis, op in spec.partial)
+    return f"({dims}{pending})"
+
+
+def _of_program(program: RankProgram) -> Iterator[Decision]:
+    collectives, targets = 0, {node.target: "" for node in program.graph.nodes}
+    for target in targets:
+        targets[target] = str(target)  # once each: torch makes the name of an op anew every time
+    for number, node in enumerate(program.graph.nodes):
+        yield f"node {number} of the program", f"{node.name} = {targets[node.target]}"
+        transfer = node.meta.get("transfer")
+        if transfer is not None:
+            moved = f"{transfer.kind} over {'/'.join(transfer.axes)} of {transfer.value} in {transfer.dtype}"
+            yield f"collective {collectives}", moved
+            collectives += 1

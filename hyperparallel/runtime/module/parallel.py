@@ -51,14 +51,14 @@ def parallelize(
     grad_outputs: Sequence[str] | None = None,
     here: Here | None = None,
 ) -> nn.Module:
-    """Make `model` run as one rank of `plan`; every rank of the job calls this with an equal model.
+    """Make `model` run as one rank of `plan`; every rank of its mesh calls this with an equal model.
 
     plan: "auto" takes the cheapest mesh of the job's ranks that fits their memory (`choose_mesh.py`).
     example_batch: the global batch of one step, a mapping of keyword arguments, a tuple of positional
     ones, or one tensor. compile: send compute through Inductor. grad_outputs: paths of the results that
     gradients come from; left out, the one called loss, or else all. Returns the same module object. Raises
-    `PlanError` for a plan that does not fit the model or the job, `CaptureError` for a model that cannot be
-    captured.
+    `PlanError` for a plan that does not fit the model or the job, or whose mesh this rank is not in,
+    `CaptureError` for a model that cannot be captured, `RunError` on all ranks where they decided differently.
     """
     args, kwargs = call_of(example_batch)
     if plan == "auto":

@@ -52,7 +52,7 @@ class StepResult:
 
 
 class TrainStep:
-    """A training step of `model` under `plan`; every rank of the job makes one and calls it alike.
+    """A training step of `model` under `plan`; every rank of its mesh makes one and calls it alike.
 
     plan: "auto" takes the cheapest mesh of the job's ranks that fits their memory (`choose_mesh.py`).
     optimizer: makes a torch optimizer from (name, local parameter) pairs, for instance

@@ -72,6 +72,7 @@ def train_rank(session: Session, job: TrainJob) -> TrainResult:
         world=session.world_size,
         sinks=sinks,
         plan_hash=record.plan_hash,
+        stop_asked=session.is_stopping,
     )
 
 

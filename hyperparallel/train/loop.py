@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,16 +58,18 @@ def train(
     store: Store | None = None,
     sinks: Sequence[Sink] = (),
     plan_hash: str = "",
+    stop_asked: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
     """Train to `config.steps`, from the newest checkpoint of the run folder where there is one.
 
     sinks: more places for step records (rank 0), closed at the end; the run folder's own files are
     written as the configuration says. store: how ranks agree on saves and stops (None: the default
-    process group's). plan_hash: noted in checkpoints. After SIGTERM or Ctrl-C the state is saved
-    and the call returns. Raises `CheckpointError` when the run folder belongs to other data.
+    process group's). plan_hash: noted in checkpoints. After SIGTERM or Ctrl-C, or once `stop_asked` says
+    so on a rank, the state is saved and the call returns. Raises `CheckpointError` when the run folder
+    belongs to other data.
     """
     keeper = _keeper(config, rank, world, store)
-    sign = StopSign(rank, world, store)
+    sign = StopSign(rank, world, store, stop_asked)
     run = _Run(config, step_fn, batches, keeper, rank, plan_hash)
     try:
         first = run.resume()

@@ -1,16 +1,17 @@
 """A clean stop on Ctrl-C or SIGTERM, after the same step on every rank.
 
-A signal reaches ranks at different moments, and a rank that stopped alone would leave the others in
-a collective. So the rank that sees it first writes in the store after which step to stop: the one
-after the step it is about to begin. No rank can have begun a later one by then, since each step
-needs all ranks. Every rank looks before each step. A second Ctrl-C interrupts at once.
+A signal, or the message of a launcher, reaches ranks at different moments, and a rank that stopped
+alone would leave the others in a collective. So the rank that sees it first writes in the store after
+which step to stop: the one after the step it is about to begin. No rank can have begun a later one by
+then, since each step needs all ranks. Every rank looks before each step. A second Ctrl-C interrupts
+at once.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,10 +22,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSign:
-    """Says before each step whether to stop; `store` None: the default process group's."""
+    """Says before each step whether to stop.
 
-    def __init__(self, rank: int, world: int, store: Store | None = None) -> None:
-        self._is_asked = False
+    store: None takes the default process group's. asked: looked at before each step, beside `ask`.
+    """
+
+    def __init__(
+        self, rank: int, world: int, store: Store | None = None, asked: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._is_asked, self._asked = False, asked
         self._store: Store | None = None
         if world > 1 and (store is not None or dist.is_initialized()):
             self._store = store or _get_default_store()
@@ -37,6 +43,7 @@ class StopSign:
 
     def before(self, step: int) -> bool:
         """Whether the run ends before `step`; the same answer on every rank."""
+        self._is_asked |= self._asked()
         if self._store is None:
             return self._is_asked
         if self._is_asked:

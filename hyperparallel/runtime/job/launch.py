@@ -6,9 +6,10 @@ for ranks with several threads: libgomp's pool does not survive a fork and the f
 would hang.
 
 The launcher waits on every rank's pipe and exit at once. The first failure ends the job; among
-failures that arrive together, one that merely saw a peer go away is not the first. Every rank ends
-by SIGTERM, after `grace` seconds by SIGKILL, with the process group it leads. Ctrl-C and SIGTERM
-end the job in the same way; a second Ctrl-C kills at once.
+failures that arrive together, one that merely saw a peer go away is not the first. Ranks that are
+silent when others failed or the time is up are asked where they are, and the error says it. Every
+rank ends by SIGTERM, after `grace` seconds by SIGKILL, with the process group it leads. On Ctrl-C or
+SIGTERM ranks are asked to stop, and killed after `grace` seconds; a second Ctrl-C kills at once.
 
 Leaves out the child's side (`worker.py`) and ranks started by torchrun (`session.py`).
 """
@@ -36,11 +37,15 @@ import torch
 from hyperparallel.errors import RunError, UserError
 from hyperparallel.runtime import host
 from hyperparallel.runtime.comm.groups import DEFAULT_TIMEOUT
+from hyperparallel.runtime.job.messages import Failure, Request, Where
 from hyperparallel.runtime.job.session import Ranks, serve_store
-from hyperparallel.runtime.job.worker import Failure, LaunchJob, work
+from hyperparallel.runtime.job.worker import LaunchJob, work
 
 SETTLE_SECONDS = 1.0
 """How long the rank that went away may take to be noticed after its peers have complained."""
+
+ANSWER_SECONDS = 1.0
+"""How long a rank may take to say where it is; one whose main thread holds the interpreter cannot."""
 
 
 def launch(
@@ -58,7 +63,8 @@ def launch(
 
     timeout: seconds for the whole run, none by default. collective_timeout: for any one collective.
     port: where the ranks meet on 127.0.0.1; by default they meet in a private file. threads: per
-    rank, by default the cores shared out, at least 1. grace: seconds between SIGTERM and SIGKILL.
+    rank, by default the cores shared out, at least 1. grace: seconds between asking a rank to end (also
+    by Ctrl-C, see `Session.is_stopping`) and SIGKILL.
 
     Raises `RunError` with the traceback of the rank that failed first, `UserError` for a taken port
     or no ranks; KeyboardInterrupt or SystemExit after Ctrl-C or SIGTERM. No rank outlives the call.
@@ -87,9 +93,10 @@ class _Crew:
         self._pipes: list[Connection] = []
         self._results: dict[int, Any] = {}
         self._failures: list[Failure] = []
+        self._answers: dict[int, Where] = {}
 
     def start(self, fn: Callable[..., Any], args: tuple[Any, ...], ranks: Ranks, job: LaunchJob) -> None:
-        ours, theirs = self._context.Pipe(duplex=False)
+        ours, theirs = self._context.Pipe()
         process = self._context.Process(
             target=work, args=(fn, args, ranks, job, theirs), name=f"rank-{ranks.rank}"
         )
@@ -108,13 +115,15 @@ class _Crew:
             self._check_stops()
             if deadline is not None and time.monotonic() > deadline and not self._failures:
                 late = [r for r in range(num_ranks) if r not in self._results]
-                at = ", ".join(f"rank {rank} in step {self.steps[rank]}" for rank in late)
-                raise RunError(f"timeout: {at} did not finish in time (step -1: before any step)")
+                raise RunError("\n".join(["timeout: the run did not finish in time", *self._where(late)]))
         if self._failures:
             settled = time.monotonic() + SETTLE_SECONDS
             while all(f.lost for f in self._failures) and time.monotonic() < settled:
                 self._gather(0.05)
-            raise _error(self._failures)
+            heard = {*self._results, *(f.rank for f in self._failures)}
+            silent = [r for r in range(num_ranks) if r not in heard]
+            lost = all(f.lost for f in self._failures)
+            raise _error(self._failures, self._where(silent) if lost else [])
         return [self._results[rank] for rank in range(num_ranks)]
 
     def end(self) -> None:
@@ -123,14 +132,36 @@ class _Crew:
         if len(self._results) == len(self._processes):  # let them close their sessions
             self._wait_for(running)
             running = [p for p in running if p.is_alive()]
-        for process in running:
-            host.signal_group(process.pid, signal.SIGTERM)
+        if self._stops:
+            for rank in range(len(self._processes)):
+                self._ask(rank, Request.STOP)
+        else:
+            for process in running:
+                host.signal_group(process.pid, signal.SIGTERM)
         self._wait_for(running)
         for process in self._processes:
             host.signal_group(process.pid, signal.SIGKILL)
             process.join()
         for pipe in self._pipes:
             pipe.close()
+
+    def _ask(self, rank: int, request: Request) -> None:
+        with suppress(OSError):  # it is gone, or about to be
+            self._pipes[rank].send_bytes(pickle.dumps(request))
+
+    def _where(self, ranks: list[int]) -> list[str]:
+        """Where ranks are that have said nothing, a line each."""
+        for rank in ranks:
+            self._ask(rank, Request.WHERE)
+        limit = time.monotonic() + ANSWER_SECONDS
+        while any(r not in self._answers for r in ranks) and time.monotonic() < limit:
+            self._gather(0.05)
+        return [
+            str(self._answers[rank])
+            if rank in self._answers
+            else f"rank {rank} is in step {self.steps[rank]} (-1: none) and does not say where"
+            for rank in ranks
+        ]
 
     def _wait_for(self, processes: list[Any]) -> None:
         limit = time.monotonic() + self._grace
@@ -159,6 +190,8 @@ class _Crew:
                 report = pickle.loads(self._pipes[rank].recv_bytes())
                 if isinstance(report, Failure):
                     self._failures.append(report)
+                elif isinstance(report, Where):
+                    self._answers[report.rank] = report
                 else:
                     self._results[rank] = report[0]
                 return True
@@ -180,11 +213,14 @@ class _Crew:
             raise SystemExit(128 + self._stops[0])
 
 
-def _error(failures: list[Failure]) -> RunError:
-    """One error for the run: the first rank's own traceback, the others in one line each."""
+def _error(failures: list[Failure], silent: Sequence[str] = ()) -> RunError:
+    """One error for the run: the first rank's own traceback, the others in one line each.
+
+    silent: where ranks are that did not fail, for failures that only miss somebody.
+    """
     first = min(failures, key=lambda f: f.lost)  # stable: the earliest of its kind
     where = f" in step {first.step}" if first.step >= 0 else ""
-    lines = [f"rank {first.rank} failed{where}: {first.summary}"]
+    lines = [f"rank {first.rank} failed{where}: {first.summary}", *silent]
     if first.trace:
         lines += ["", f"Traceback of rank {first.rank}:", first.trace.rstrip()]
     for other in failures:

@@ -84,6 +84,15 @@ class Session:
     groups: Groups
     _on_step: Callable[[int], None] = field(default=lambda number: None, repr=False)
     _on_error: Callable[[BaseException], None] = field(default=lambda error: None, repr=False)
+    _stop_asked: Callable[[], bool] = field(default=lambda: False, repr=False)
+
+    def is_stopping(self) -> bool:
+        """Whether the launcher asked this rank to stop (Ctrl-C, SIGTERM); never under torchrun.
+
+        A function that looks here ends by itself, within the launcher's `grace`; one that never looks is
+        ended by SystemExit where it stands. Ranks may hear of it one step apart (`train/stop.py`).
+        """
+        return self._stop_asked()
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:

@@ -4,6 +4,10 @@ It leads its own process group, dies with its launcher, ignores Ctrl-C (the laun
 by SystemExit on SIGTERM, and reports through a pipe: the result, or each failure as soon as it is
 known, with the traceback as text. A failure that only tells that a peer went away is marked `lost`;
 the launcher then looks for the peer's own.
+
+The other way a thread listens to the launcher (`messages.py`): it says where the main thread is, also
+while that waits in a collective, and passes on a request to stop: to a function that looks at
+`Session.is_stopping` as an answer there, to any other as a SystemExit.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -25,23 +30,13 @@ import torch
 
 from hyperparallel.runtime import host
 from hyperparallel.runtime.comm.group import PeerLost
+from hyperparallel.runtime.job.messages import Failure, Request, Where, what_main_does
 from hyperparallel.runtime.job.session import Ranks, open_session
 
 _LOST = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|timed out waiting",
     re.IGNORECASE,
 )
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How one rank failed. step: -1 outside any step; lost: it only saw that a peer went away."""
-
-    rank: int
-    step: int
-    summary: str
-    trace: str
-    lost: bool
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ class LaunchJob:
 
 
 class Reporter:
-    """Sends failures as they happen, then at most one result."""
+    """Sends failures as they happen, answers while it goes on, then at most one result."""
 
     def __init__(self, pipe: Connection, rank: int, steps: Any) -> None:
         self._pipe, self._rank, self._steps = pipe, rank, steps
@@ -79,12 +74,51 @@ class Reporter:
             step = self._steps[self._rank]
             self._pipe.send_bytes(pickle.dumps(Failure(self._rank, step, summary, text, lost)))
 
+    def where(self) -> None:
+        """Tell the launcher where this rank is."""
+        answer = Where(self._rank, self._steps[self._rank], what_main_does())
+        with self._lock:
+            self._pipe.send_bytes(pickle.dumps(answer))
+
     def result(self, value: object) -> None:
         # Plain pickle: the tensors of multiprocessing's own pickler die with this process.
         data = pickle.dumps((value,))
         with self._lock:
             if not self._failed:
                 self._pipe.send_bytes(data)
+
+
+class _StopRequest:
+    """Whether the launcher asked this rank to stop, for a function that looks, or for one that does not."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked = self._is_watched = False
+
+    def look(self) -> bool:
+        """Whether to stop; from the first look on nothing else ends the rank."""
+        with self._lock:
+            self._is_watched = True
+            return self._asked
+
+    def ask(self) -> None:
+        """Stop the function that runs in the main thread."""
+        with self._lock:
+            self._asked = True
+            if not self._is_watched:
+                # To that thread and no other, so that a wait inside a collective ends too.
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+def _listen(pipe: Connection, reporter: Reporter, stop: _StopRequest) -> None:
+    """Do what the launcher asks, until it is gone."""
+    with suppress(EOFError, OSError):
+        while True:
+            match pickle.loads(pipe.recv_bytes()):
+                case Request.WHERE:
+                    reporter.where()
+                case Request.STOP:
+                    stop.ask()
 
 
 def work(
@@ -99,10 +133,12 @@ def work(
     os.environ["GLOO_SOCKET_IFNAME"] = host.LOOPBACK
     torch.set_num_threads(job.threads)
     _forget_compile_threads()
-    reporter = Reporter(pipe, ranks.rank, job.steps)
+    reporter, stop = Reporter(pipe, ranks.rank, job.steps), _StopRequest()
+    threading.Thread(target=_listen, args=(pipe, reporter, stop), daemon=True, name="launcher").start()
     try:
         with open_session(ranks, timeout=job.timeout) as session:
             session._on_step, session._on_error = reporter.step, reporter.failure
+            session._stop_asked = stop.look
             try:
                 value = fn(session, *args)
             except Exception as error:

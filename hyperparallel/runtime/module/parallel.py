@@ -58,7 +58,7 @@ def parallelize(
     ones, or one tensor. compile: send compute through Inductor. grad_outputs: paths of the results that
     gradients come from; left out, the one called loss, or else all. Returns the same module object. Raises
     `PlanError` for a plan that does not fit the model or the job, or whose mesh this rank is not in,
-    `CaptureError` for a model that cannot be captured, `RunError` on all ranks where they decided differently.
+    `CaptureError` for a model that cannot be captured, `RunError` where ranks decided differently.
     """
     args, kwargs = call_of(example_batch)
     if plan == "auto":

@@ -90,7 +90,7 @@ def test_a_module_on_some_ranks_and_torchs_own_loop() -> None:
 
     def run(rank: int) -> Any:
         if rank == 2:
-            with pytest.raises(PlanError, match=r"rank 2 of the job's 5.*write a mesh with ranks=\(\.\.\., 2\)"):
+            with pytest.raises(PlanError, match=r"rank 2 of the job's 5.*write a mesh with ranks="):
                 parallelize(made(small.Rows), plan, BATCHES[0])
             return None
         model = parallelize(made(small.Rows), plan, BATCHES[0])

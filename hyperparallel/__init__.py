@@ -14,6 +14,7 @@ from hyperparallel.errors import HyperParallelError, RunError, UserError
 if TYPE_CHECKING:
     from hyperparallel.graph.capture.capture import Captured, capture
     from hyperparallel.graph.derive import derive
+    from hyperparallel.graph.parts import Part
     from hyperparallel.graph.region.local_region import local_region
     from hyperparallel.graph.region.user_calls import (
         all_gather,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hyperparallel.runtime.job.launch import launch
     from hyperparallel.runtime.module.certify import certify
     from hyperparallel.runtime.module.parallel import parallelize
+    from hyperparallel.runtime.module.parts import PartsStep
     from hyperparallel.runtime.module.step import TrainStep
 
 __version__ = "0.1.0"
@@ -38,6 +40,8 @@ __all__ = [
     "HyperParallelError",
     "Layout",
     "Mesh",
+    "Part",
+    "PartsStep",
     "Plan",
     "RunError",
     "TrainStep",
@@ -64,6 +68,8 @@ _LATE = {
     "Layout": "hyperparallel.layout",
     "Mesh": "hyperparallel.layout",
     "Plan": "hyperparallel.plan",
+    "Part": "hyperparallel.graph.parts",
+    "PartsStep": "hyperparallel.runtime.module.parts",
     "TrainStep": "hyperparallel.runtime.module.step",
     "certify": "hyperparallel.runtime.module.certify",
     "all_gather": "hyperparallel.graph.region.user_calls",

@@ -102,14 +102,41 @@ def build(
     Raises `CaptureError` where the module cannot be captured, `PlanError`/`LayoutError` for a plan that
     does not fit it.
     """
+    captured = captured_model(
+        module, plan, args, kwargs,
+        train=train, as_is=as_is, loss=loss, grad_outputs=grad_outputs, joint_passes=joint_passes,
+    )  # fmt: skip
     roots = (loss,) if loss else grad_outputs
+    if roots is None:
+        roots = gradient_roots(list(captured.outputs))
+    check_outputs(captured, roots)
+    whole = frozenset(roots if whole_outputs else ())
+    return decided(captured, plan, whole=whole, micro_batches=micro_batches, rates=rates, passes=rank_passes)
+
+
+def captured_model(
+    module: nn.Module,
+    plan: Plan,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    train: bool = True,
+    as_is: bool = False,
+    loss: str | None = None,
+    grad_outputs: Sequence[str] | None = None,
+    joint_passes: Sequence[JointPass] = JOINT_PASSES,
+) -> Captured:
+    """The joint graph of a module after the passes over it; see `build` for the arguments.
+
+    Of the plan only its dtype of compute and the mesh on which regions stand are looked at.
+    """
     captured = capture(
         module,
         tuple(args),
         dict(kwargs or {}),
         train=train,
         as_is=as_is,
-        grad_outputs=roots,
+        grad_outputs=(loss,) if loss else grad_outputs,
         compute=plan.compute,
         mesh=plan.mesh,
     )
@@ -117,15 +144,32 @@ def build(
         keep_outputs(captured, (loss or loss_of(captured),))
     for joint_pass in joint_passes:
         joint_pass(captured)
+    return captured
+
+
+def decided(
+    captured: Captured,
+    plan: Plan,
+    *,
+    whole: frozenset[str] = frozenset(),
+    edges: frozenset[str] = frozenset(),
+    micro_batches: int = 1,
+    rates: Rates | None = None,
+    passes: Sequence[RankPass] = RANK_PASSES,
+) -> Built:
+    """Extract and decide: a captured graph, of a model or of a part of one, under a plan.
+
+    whole: paths of results that end whole on every rank. edges: those of gradients that another part
+    takes as they lie.
+    """
     workload = extract(captured)
     rules = rules_of(captured, workload)
     random = frozenset(op.name for op in workload.ops if is_random(op.target))
-    if roots is None:
-        roots = gradient_roots(list(captured.outputs))
-    check_outputs(captured, roots)
-    whole = frozenset(roots if whole_outputs else ())
-    decisions = decide(workload, rules, plan, rates, random=random, whole=whole, micro_batches=micro_batches)
-    return Built(captured, workload, rules, decisions, rank_passes)
+    decisions = decide(
+        workload, rules, plan, rates,
+        random=random, whole=whole, edges=edges, micro_batches=micro_batches,
+    )  # fmt: skip
+    return Built(captured, workload, rules, decisions, passes)
 
 
 def loss_of(captured: Captured) -> str:

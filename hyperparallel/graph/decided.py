@@ -23,10 +23,11 @@ Decision = tuple[str, str]
 """What a decision is about, and what was decided."""
 
 
-def decisions(built: Built, program: RankProgram, options: Mapping[str, object]) -> list[Decision]:
+def decisions(built: Built, program: RankProgram | None, options: Mapping[str, object]) -> list[Decision]:
     """All decisions about the program of one rank, in an order that is the same on every rank.
 
-    options: what else the program depends on, by name.
+    program: None leaves out what only ranks of its mesh write. options: what else the program depends
+    on, by name.
     """
     found = [("version of torch", str(torch.__version__))]
     found += [(f"option {name}", str(value)) for name, value in options.items()]
@@ -37,7 +38,8 @@ def decisions(built: Built, program: RankProgram, options: Mapping[str, object])
     for group in ("stored", "used", "sources", "outputs"):
         specs: Mapping[str, Spec] = getattr(built.decisions, group)
         found += [(f"{_GROUPS[group]} {name}", _shown(spec)) for name, spec in specs.items()]
-    found += _of_program(program)
+    if program is not None:
+        found += _of_program(program)
     return found
 
 

@@ -66,17 +66,19 @@ def decide(
     *,
     random: frozenset[str] = frozenset(),
     whole: frozenset[str] = frozenset(),
+    edges: frozenset[str] = frozenset(),
     micro_batches: int = 1,
     solver_seconds: float = 20.0,
 ) -> Decisions:
     """Derive a whole program from a plan.
 
     rules: per op name. random: names of ops that draw random numbers (never folded into constants).
-    whole: paths of results that every rank gets whole. micro_batches: how often the program runs before
+    whole: paths of results that every rank gets whole. edges: paths of the batch whose gradients another part
+    of the model takes as they lie; others end whole. micro_batches: how often the program runs before
     its gradients are reduced.
     Raises `PlanError`/`LayoutError` for declarations that match nothing or do not fit.
     """
-    settling = _Settling(workload, refine(plan, workload, rules), random, whole, micro_batches)
+    settling = _Settling(workload, refine(plan, workload, rules), random, whole, edges, micro_batches)
     rates = rates or Rates()
     done = Progress()
     axes = []
@@ -118,6 +120,7 @@ class _Settling:
     plan: Plan
     random: frozenset[str]
     whole: frozenset[str]
+    edges: frozenset[str]
     micro_batches: int
     declared: dict[str, tuple[str, Layout]] = field(init=False)
     inputs: dict[str, tuple[str, Layout]] = field(init=False)
@@ -171,8 +174,8 @@ class _Settling:
             sources[value] = self._input_places(path, value, axis, done)
         for path, value in work.outputs.items():
             sinks[value] = (WHOLE,) if path in self.whole else self._free(value, done, n)
-        for value in (*work.mutations.values(), *work.input_grads.values()):
-            sinks[value] = (WHOLE,)
+        for path, value in (*work.mutations.items(), *work.input_grads.items()):
+            sinks[value] = self._free(value, done, n) if path in self.edges else (WHOLE,)
         for value in work.tangents.values():
             sources[value] = self._free(value, done, n)
         trained = {work.params[name] for name in work.grads}

@@ -313,8 +313,8 @@ class _Partition:
             results["grad", name] = self._owned(self._as(value, grad_specs[name]), owned)
         self.reason, self.module = "it is a result of the program", ""
         for path, value in work.input_grads.items():
-            whole = make_spec(self.mesh, [[(s, ())] for s in work.values[value].shape])
-            results["input_grad", path] = self._owned(self._as(value, whole), owned)
+            laid_out = self._as(value, self.decisions.outputs[value])
+            results["input_grad", path] = self._owned(laid_out, owned)
         self.backward = False
         for role, group in (("output", work.outputs), ("mutation", work.mutations)):
             for path, value in group.items():

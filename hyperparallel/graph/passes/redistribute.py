@@ -11,7 +11,7 @@ behind the last, so that what else moves does so in 16 bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,11 @@ class Redistributor:
         finer = shape != src.shape
         if finer:
             x = self.emit(aten.reshape.default, x, list(src_layout.local_shape(shape, self.rank)))
-        steps = reshard(src_layout, dst_layout, shape, self.value.itemsize)
+        x = self.along(x, reshard(src_layout, dst_layout, shape, self.value.itemsize), shape)
+        return self.emit(aten.reshape.default, x, list(dst.local_shape(self.rank))) if finer else x
+
+    def along(self, x: Any, steps: Sequence[Step], shape: tuple[int, ...]) -> Any:
+        """`x`, a piece of a tensor of global `shape`, after steps on one mesh."""
         wide = [i for i, step in enumerate(steps) if self._reduce_dtype(step) != self.value.dtype]
         for i, step in enumerate(steps):
             if wide and i == wide[0]:
@@ -75,7 +79,7 @@ class Redistributor:
             x = self._step(x, step, shape, lies_in)
             if wide and i == wide[-1]:
                 x = self.emit(aten._to_copy.default, x, dtype=getattr(torch, self.value.dtype))
-        return self.emit(aten.reshape.default, x, list(dst.local_shape(self.rank))) if finer else x
+        return x
 
     def _reduce_dtype(self, step: Step) -> str:
         """The dtype in which the value goes through a step, seen alone."""
@@ -131,16 +135,16 @@ class Redistributor:
         takes: dict[int, list[communication.Box]] = {member: [] for member in members}
         for part in step.pieces(shape):
             if part.src_rank == self.rank:
-                sends[part.dst_rank].append(_block(part.src_slices))
+                sends[part.dst_rank].append(block_of(part.src_slices))
             if part.dst_rank == self.rank:
-                takes[part.src_rank].append(_block(part.dst_slices))
+                takes[part.src_rank].append(block_of(part.dst_slices))
         flat = self.emit(communication.pack, x, [b for blocks in sends.values() for b in blocks])
         started = self.emit(
             communication.all_to_all_start,
-            flat, 0, [_elements(b) for b in sends.values()], 0,
-            [_elements(b) for b in takes.values()], step.axes,
+            flat, 0, [num_elements(b) for b in sends.values()], 0,
+            [num_elements(b) for b in takes.values()], step.axes,
         )  # fmt: skip
-        sent = (sum(map(_elements, sends.values())),)
+        sent = (sum(map(num_elements, sends.values())),)
         self._note(started, "permute", step.axes, step.num_elements(shape), dtype, sent)
         received = self.emit(communication.wait, started)
         local = list(step.dst.local_shape(shape, self.rank))
@@ -157,11 +161,13 @@ class Redistributor:
         return self.emit(communication.pend, x, step.op, first)
 
 
-def _block(slices: tuple[slice, ...]) -> communication.Box:
+def block_of(slices: Sequence[slice]) -> communication.Box:
+    """Slices as what `communication.pack` takes."""
     return tuple((part.start, part.stop - part.start) for part in slices)
 
 
-def _elements(blocks: list[communication.Box]) -> int:
+def num_elements(blocks: Sequence[communication.Box]) -> int:
+    """Elements in blocks together."""
     return sum(math.prod(length for _, length in block) for block in blocks)
 
 

@@ -1,0 +1,128 @@
+"""Programs for the parts of a model: one capture, cut by modules, each part under its own plan.
+
+    module, batch -> joint graph -> split -> per part: workload, rules, decisions, rank programs
+                                         -> per crossing value: an edge between two layouts
+
+A part is built by what builds a whole model (`build.decided`); only its inputs and results are partly
+another part's. Their layouts are free: each part's solver takes what costs its own program least, and the
+edge takes a value from the one to the other (`edge.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from hyperparallel.errors import PlanError
+from hyperparallel.graph.build import Built, captured_model, decided, loss_of
+from hyperparallel.graph.capture.capture import Captured
+from hyperparallel.graph.edge import Edge
+from hyperparallel.graph.passes.split import Split, split
+from hyperparallel.layout import Mesh
+from hyperparallel.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some modules of a model, and the plan under which they run on the ranks of its mesh.
+
+    modules: patterns of module names; a pattern names a module with all below it, and a star is one part
+    of a dotted name.
+    """
+
+    modules: Sequence[str]
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class BuiltParts:
+    """A model in parts: what all ranks share.
+
+    captured: the joint graph of the whole model. edges: activations in the order of the parts that read
+    them, gradients in the reverse order. reports: take the loss to the meshes that do not make it.
+    """
+
+    captured: Captured
+    built: tuple[Built, ...]
+    edges: tuple[Edge, ...]
+    reports: tuple[Edge, ...]
+
+    @property
+    def loss_part(self) -> int:
+        """The part that makes the loss."""
+        return next(i for i, built in enumerate(self.built) if self.loss in built.workload.outputs)
+
+    @property
+    def loss(self) -> str:
+        """The path of the loss in the model's result."""
+        return next(iter(self.captured.outputs))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Every rank of some part, ascending."""
+        return tuple(sorted({rank for built in self.built for rank in built.decisions.mesh.ranks}))
+
+    def into(self, part: int, *, backward: bool) -> list[Edge]:
+        """The edges that bring a part its activations, or its gradients."""
+        return [e for e in self.edges if e.target == part and e.backward == backward]
+
+
+def build_parts(
+    module: nn.Module,
+    parts: Sequence[Part],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: str = "",
+) -> BuiltParts:
+    """Capture a model once, cut it, and decide each part under its plan.
+
+    parts: in the order in which the forward goes through them. loss: see `build`. Raises `PlanError` for
+    parts that cannot be cut so, and what `build` raises.
+    """
+    _check_alike(parts)
+    captured = captured_model(module, parts[0].plan, args, kwargs, loss=loss)
+    cut = split(captured, [part.modules for part in parts])
+    built = tuple(
+        decided(each, part.plan, edges=frozenset(each.input_grads))
+        for each, part in zip(cut.parts, parts, strict=True)
+    )
+    edges = _edges(cut, built)
+    return BuiltParts(captured, built, edges, _reports(loss or loss_of(captured), built))
+
+
+def _check_alike(parts: Sequence[Part]) -> None:
+    if not parts:
+        raise PlanError("parts", parts, "one or more parts")
+    for field in ("compute", "reduce"):
+        given = [getattr(part.plan, field) for part in parts]
+        if len(set(given)) > 1:
+            raise PlanError(f"parts, {field}", given, "one value for all parts: they are captured as one")
+
+
+def _edges(cut: Split, built: Sequence[Built]) -> tuple[Edge, ...]:
+    found = []
+    for c in cut.crossings:
+        value = built[c.source].workload.values[c.value]
+        src = built[c.source].decisions.outputs[c.value].layout()
+        dst = built[c.target].decisions.sources[c.value].layout()
+        found.append(Edge(c.name, value, c.source, c.target, c.backward, src, dst))
+    # All ranks go through the edges in one order: activations with the parts, then gradients back.
+    return tuple(sorted(found, key=lambda e: (e.backward, -e.target if e.backward else e.target)))
+
+
+def _reports(loss: str, built: Sequence[Built]) -> tuple[Edge, ...]:
+    source = next(i for i, each in enumerate(built) if loss in each.workload.outputs)
+    work, decisions = built[source].workload, built[source].decisions
+    value, src = work.values[work.outputs[loss]], decisions.outputs[work.outputs[loss]].layout()
+    told, found = set(src.mesh.ranks), []
+    for target, each in enumerate(built):
+        missing = tuple(rank for rank in each.decisions.mesh.ranks if rank not in told)
+        if missing:
+            told.update(missing)
+            dst = Mesh((len(missing),), ("told",), missing)()
+            found.append(Edge(loss, value, source, target, False, src, dst))
+    return tuple(found)

@@ -1,0 +1,260 @@
+"""Cut the joint graph of a model into parts, each a joint graph of its own.
+
+The graph is captured once. Every node belongs to one part, by the module that ran it; a backward node
+belongs with the forward that it differentiates. A value made in one part and read in another crosses: where
+it is read it is an input (activations) or a tangent (gradients), where it is made a result. So a part is
+captured like a whole model, and everything behind capture (layouts, rank programs, phases) works on it as
+it is.
+
+    part 0   inputs: batch               outputs: h            tangents: grad of h    grads of its parameters
+    part 1   inputs: batch, h            outputs: loss         tangents: of the loss  grads, and that of h
+
+Nodes that no pattern names (code of the model itself, sums of gradients) go with what they read. What
+depends on the batch and constants alone (masks, positions) is made again in each part that reads it, which
+is cheaper than sending it. Activations cross towards later parts, gradients towards earlier ones; a cut for
+which that is not so is refused.
+
+Leaves out where parts run (`graph/parts.py`) and when (a schedule).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import fx
+
+from hyperparallel.errors import PlanError, Words, nearest
+from hyperparallel.graph.capture.capture import Captured, returned
+from hyperparallel.graph.capture.extract import module_of
+from hyperparallel.graph.capture.naming import Names
+from hyperparallel.graph.capture.repeat_blocks import Result, is_backward
+from hyperparallel.shard.rules.table import is_random
+
+EDGE = "edge "
+"""What the name of an input or result begins with that another part makes or reads."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value of the joint graph made in part `source` and read in part `target`."""
+
+    value: str
+    source: int
+    target: int
+    backward: bool
+
+    @property
+    def name(self) -> str:
+        """Its name among the inputs and results of the parts."""
+        return EDGE + self.value
+
+
+@dataclass(frozen=True)
+class Split:
+    """The parts of a captured model in order, and what crosses between them."""
+
+    parts: tuple[Captured, ...]
+    crossings: tuple[Crossing, ...]
+
+
+def split(captured: Captured, patterns: Sequence[Sequence[str]]) -> Split:
+    """Cut a captured joint graph; `patterns` names the modules of each part, in the order of the forward.
+
+    A pattern names a module and all below it, a star is one part of the name; the longest match counts.
+    Raises `PlanError` for a pattern that matches nothing, a parameter that two parts use, and parts
+    between which activations would go backwards.
+    """
+    return _Split(captured, patterns).run()
+
+
+class _Split:
+    def __init__(self, captured: Captured, patterns: Sequence[Sequence[str]]) -> None:
+        self.captured, self.patterns = captured, patterns
+        self.nodes = [n for n in captured.graph.nodes if n.op != "output"]
+        self.by_name = {node.name: node for node in self.nodes}
+        self.results = returned(captured.graph, captured.results)
+        self.role = {n: n.meta["role"] for n in self.nodes if n.op == "placeholder"}
+        self.shared = self._shared()
+        self.part: dict[fx.Node, int] = {}
+
+    def run(self) -> Split:
+        self._assign()
+        self._check_parameters()
+        crossings = self._crossings()
+        parts = tuple(self._cut(part, crossings) for part in range(len(self.patterns)))
+        return Split(parts, crossings)
+
+    def _shared(self) -> set[fx.Node]:
+        """What each part may make for itself: it depends on the batch and fixed buffers alone."""
+        found: set[fx.Node] = set()
+        for node in self.nodes:
+            if node.op == "placeholder":
+                role, name = self.role[node]
+                if role == "input" or (role == "buffer" and name not in self.captured.mutations):
+                    found.add(node)
+            elif is_random(str(node.target)):
+                given = Words(f"{node.target} in {module_of(node) or 'the model itself'}")
+                allowed = "no dropout: a part draws from a generator of its own, not as one device does"
+                raise PlanError("parts", given, allowed, "a dropout probability of 0")
+            elif found.issuperset(node.all_input_nodes):
+                found.add(node)
+        return found
+
+    def _assign(self) -> None:
+        """Give every node that is not shared its part."""
+        named = _Named(self.captured, self.patterns)
+        forward_of: dict[int, int] = {}  # torch numbers forward nodes; a backward node has the same number
+        for node in self.nodes:
+            if node.op != "call_function" or node in self.shared:
+                continue
+            module, number, backward = module_of(node), node.meta.get("seq_nr"), is_backward(node)
+            found = named.part(module)
+            if found is None and backward and not node.meta.get("is_gradient_acc"):
+                found = forward_of.get(number) if number is not None else None
+            if found is None:
+                found = self._with_what_it_reads(node, backward)
+                if not backward and number is not None:
+                    forward_of[number] = found
+            self.part[node] = found
+
+    def _with_what_it_reads(self, node: fx.Node, backward: bool) -> int:
+        known = [n for n in node.all_input_nodes if n in self.part]
+        gradients = [self.part[n] for n in known if is_backward(n)]
+        if backward and gradients:
+            return min(gradients)
+        return max((self.part[n] for n in known), default=0)
+
+    def _check_parameters(self) -> None:
+        """Every parameter, changed buffer and tangent belongs to the one part that reads it."""
+        for node in self.role:
+            if node in self.shared:
+                continue
+            readers = sorted({self.part[user] for user in node.users if user in self.part})
+            if len(readers) > 1:
+                role, name = self.role[node]
+                allowed = "parts that share no parameter"
+                instead = f"parts in which one holds all modules that use {name}"
+                raise PlanError("parts", Words(f"{role} {name} in parts {readers}"), allowed, instead)
+            self.part[node] = readers[0] if readers else 0
+
+    def _crossings(self) -> tuple[Crossing, ...]:
+        found: dict[Crossing, None] = {}
+        for node in self.nodes:
+            for used in node.all_input_nodes if node in self.part else ():
+                if used not in self.part or self.part[used] == self.part[node]:
+                    continue
+                source, target, backward = self.part[used], self.part[node], is_backward(used)
+                if backward != (target < source):
+                    self._refuse(used, node)
+                found[Crossing(used.name, source, target, backward)] = None
+        return tuple(found)
+
+    def _refuse(self, used: fx.Node, node: fx.Node) -> None:
+        what = "the gradient" if is_backward(used) else "what"
+        given = Words(
+            f"{what} {used.name} that {module_of(used) or 'the model itself'} (part {self.part[used]}) makes "
+            f"is read by {module_of(node) or 'the model itself'} (part {self.part[node]})"
+        )
+        raise PlanError("parts", given, "parts in the order in which the forward goes through them")
+
+    def _cut(self, part: int, crossings: Sequence[Crossing]) -> Captured:
+        """The joint graph of one part."""
+        results = [r for r in self.results if self.part.get(r.node, 0) == part]  # a shared one: the first's
+        sent = dict.fromkeys((c.backward, c.name, c.value) for c in crossings if c.source == part)
+        for backward in (False, True):
+            role = "input_grad" if backward else "output"
+            made = [Result(role, name, self.by_name[v]) for b, name, v in sent if b == backward]
+            place = len(results) if backward else sum(r.role == "output" for r in results)
+            results[place:place] = made
+        received = {self.by_name[c.value]: c for c in crossings if c.target == part}
+        needed = set(received)
+        todo = [r.node for r in results] + [n for n, where in self.part.items() if where == part]
+        while todo:
+            node = todo.pop()
+            if node not in needed:
+                needed.add(node)
+                todo += node.all_input_nodes
+        return self._captured([n for n in self.nodes if n in needed], received, results)
+
+    def _captured(
+        self, nodes: Sequence[fx.Node], received: Mapping[fx.Node, Crossing], results: Sequence[Result]
+    ) -> Captured:
+        """Copies of `nodes` as a graph of their own; what was received becomes placeholders."""
+        graph, names = fx.Graph(), Names()
+        copies: dict[fx.Node, fx.Node] = {}
+        order = [n for n in nodes if n.op == "placeholder" and self.role[n][0] != "tangent"]
+        order += [n for n, c in received.items() if not c.backward]
+        order += [n for n in nodes if n.op == "placeholder" and self.role[n][0] == "tangent"]
+        order += [n for n, c in received.items() if c.backward]
+        for node in order:
+            copies[node] = copy = graph.placeholder(node.name)
+            copy.meta = dict(node.meta)
+            if node in received:
+                copy.meta = {"val": node.meta["val"]}
+                copy.meta["role"] = ("tangent" if received[node].backward else "input", received[node].name)
+            role, name = copy.meta["role"]
+            names.of(role)[name] = copy.name
+        for node in nodes:
+            if node not in copies:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[r.node] for r in results))
+        whole = self.captured
+        return Captured(
+            graph_module=fx.GraphModule(torch.nn.Module(), graph),
+            params=names.params,
+            param_aliases={a: n for a, n in whole.param_aliases.items() if n in names.params},
+            buffers=names.buffers,
+            inputs=names.inputs,
+            tangents=names.tangents,
+            results=[(r.role, r.name) for r in results],
+            in_spec=whole.in_spec,
+            out_spec=whole.out_spec,
+            buffer_aliases={a: n for a, n in whole.buffer_aliases.items() if n in names.buffers},
+        )
+
+
+class _Named:
+    """Which part the patterns give a module."""
+
+    def __init__(self, captured: Captured, patterns: Sequence[Sequence[str]]) -> None:
+        calls = (n for n in captured.graph.nodes if n.op == "call_function")
+        modules = {*map(module_of, calls), *(name.rpartition(".")[0] for name in captured.params)}
+        known = sorted({prefix for module in modules for prefix in _prefixes(module)})
+        self._known: dict[str, int] = {}
+        for part, group in enumerate(patterns):
+            for pattern in group:
+                hits = [name for name in known if _fits(name, pattern)]
+                if not hits:
+                    close = nearest(pattern, known)
+                    hint = f" (nearest: {close})" if close else ""
+                    raise PlanError("parts", pattern, f"patterns that match modules of the model{hint}")
+                for name in hits:
+                    self._add(name, part)
+
+    def _add(self, name: str, part: int) -> None:
+        if self._known.setdefault(name, part) != part:
+            given = Words(f"{name} in parts {self._known[name]} and {part}")
+            raise PlanError("parts", given, "patterns that give a module one part")
+
+    def part(self, module: str) -> int | None:
+        """The part of a module, by the longest of its prefixes that a pattern matches."""
+        found = (self._known[p] for p in reversed(_prefixes(module)) if p in self._known)
+        return next(found, None)
+
+
+def _prefixes(module: str) -> list[str]:
+    """A module and the modules around it, outermost first.
+
+    >>> _prefixes("layers.0.mlp")
+    ['layers', 'layers.0', 'layers.0.mlp']
+    """
+    names = module.split(".") if module else []
+    return [".".join(names[: i + 1]) for i in range(len(names))]
+
+
+def _fits(name: str, pattern: str) -> bool:
+    names, patterns = name.split("."), pattern.split(".")
+    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))

@@ -72,8 +72,8 @@ def find_steps(
     costs: Costs | None = None,
 ) -> tuple[Step, ...]:
     """`reshard` without its cache."""
-    check_shape(src, shape)
-    check_shape(dst, shape)
+    check_shape(src.dims, shape)
+    check_shape(dst.dims, shape)
     if src == dst:
         return ()
     if src.tier != dst.tier:

@@ -25,7 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hyperparallel.layout.traffic import Dims, Traffic
+from hyperparallel.layout.entries import Dims
+from hyperparallel.layout.traffic import Traffic
 
 Way = tuple[Any, ...]
 """One step to be: (kind, axes, what its step class takes)."""

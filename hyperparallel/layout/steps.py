@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 from hyperparallel.layout.exchange import MovedBlock, most_received, pieces
 from hyperparallel.layout.layout import Layout
-from hyperparallel.layout.shards import largest_shape
 from hyperparallel.layout.traffic import missing
 
 
@@ -89,7 +88,7 @@ class ReduceScatter(Step):
 
     def num_elements(self, shape: Sequence[int]) -> int:
         """(n - 1) other members' shares of the piece a rank keeps."""
-        return (self.group_size - 1) * math.prod(largest_shape(self.dst, shape))
+        return (self.group_size - 1) * math.prod(self.dst.largest_shape(shape))
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class AllReduce(Step):
     def num_elements(self, shape: Sequence[int]) -> int:
         """2 (n - 1) / n of the piece: a reduce-scatter, then a gather."""
         n = self.group_size
-        return 2 * (n - 1) * -(-math.prod(largest_shape(self.dst, shape)) // n)
+        return 2 * (n - 1) * -(-math.prod(self.dst.largest_shape(shape)) // n)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Dims = tuple[tuple[str, ...], ...]
-"""Per tensor dim the axes that cut it, outermost first."""
+from hyperparallel.layout.entries import Dims
 
 Numbers = NDArray[np.int64] | int
 CutCounts = tuple[Numbers, Numbers]

@@ -86,7 +86,7 @@ def transposed(layout: Layout) -> Layout:
 
     >>> mesh = Layout((2, 2), ("dp", "tp"))
     >>> transposed(mesh("dp", None))
-    Layout((2, 2), ("dp", "tp"))("dp", None, partial={"tp": "sum"})
+    Mesh((2, 2), ("dp", "tp"))("dp", None, partial={"tp": "sum"})
     """
     mesh = layout.mesh
     taken = {axis for axes in layout.dims for axis in axes} | {axis for axis, _ in layout.partial}

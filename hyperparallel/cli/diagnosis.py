@@ -42,6 +42,7 @@ def diagnose(calibrate: bool, ranks: int) -> None:
 def calibrated(ranks: int) -> list[str]:
     """Time this machine, write its description where `preset("laptop")` looks; say what was found."""
     from hyperparallel.cluster.calibration import describe
+    from hyperparallel.cluster.files import cluster_yaml
     from hyperparallel.runtime.calibrate.calibrate import measure
 
     path = calibrated_path()
@@ -55,7 +56,7 @@ def calibrated(ranks: int) -> list[str]:
         ) from None
     timings = measure(ranks, num_cores(), memory_bytes()[0], path.parent)
     cluster = describe(timings, f"on {datetime.date.today().isoformat()}")
-    _replace(path, cluster.to_yaml())
+    _replace(path, cluster_yaml(cluster))
     return [*figures(cluster), f"Written to {path}; `preset` and `--cluster` know it as laptop."]
 
 

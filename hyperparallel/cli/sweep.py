@@ -71,14 +71,14 @@ def points_of(
     Raises `UserError` for a model or machine that is not known at all.
     """
     from hyperparallel.cli.planning import Wanted, job_of
-    from hyperparallel.cluster.cluster import Cluster
+    from hyperparallel.cluster.load import load_cluster
     from hyperparallel.errors import ClusterError, PlanError
     from hyperparallel.planner.search.fixed import check_fixed
     from hyperparallel.planner.sweep import combinations, impossible, point_of
     from hyperparallel.workload.presets import load_model
 
     names = {"model": {word: load_model(word).name for word in values["model"]}}
-    names["cluster"] = {word: Cluster.load(word).name for word in values["cluster"]}
+    names["cluster"] = {word: load_cluster(word).name for word in values["cluster"]}
     points = []
     for one in combinations(values):
         try:

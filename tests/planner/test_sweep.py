@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from hyperparallel.cli.__main__ import app
 from hyperparallel.cli.planning import Wanted, planned
 from hyperparallel.cli.sweep import points_of
+from hyperparallel.cluster.files import cluster_yaml
 from hyperparallel.plan.wording import bytes_words
 from hyperparallel.planner.explain.rows import rows as plan_rows
 from hyperparallel.planner.job import PlanningJob
@@ -187,7 +188,7 @@ def test_only_a_sweep_without_any_plan_is_an_error(tmp_path: Path) -> None:
 
 def test_rows_without_a_plan_name_a_machine_as_the_others_do(tmp_path: Path) -> None:
     machine, file = tmp_path / "own.yaml", tmp_path / "s.json"
-    machine.write_text(replace(job("qwen3-0.6b", "cloudmatrix384", 768).cluster, name="mine").to_yaml())
+    machine.write_text(cluster_yaml(replace(job("qwen3-0.6b", "cloudmatrix384", 768).cluster, name="mine")))
     done = run("qwen3-0.6b", "--cluster", str(machine), "--devices", "64,1024", "--json", str(file))
     assert done.exit_code == 0, done.output
     assert [r["cluster"] for r in json.loads(file.read_text())] == ["mine", "mine"]

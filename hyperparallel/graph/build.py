@@ -1,7 +1,7 @@
 """The way from a module to one rank's program: an ordered list of passes, visible here.
 
-capture -> fold masks -> tidy -> extract -> rules -> decide -> partition -> peephole -> coalesce -> bucket
--> schedule.
+capture (with its exact rewrites, `joint/`) -> extract -> rules -> decide -> partition -> peephole ->
+coalesce -> bucket -> overlap.
 
 `Built` is the part that all ranks share; `rank_program` is one rank's. Users add their own passes over
 the joint graph (`joint_passes`) or over a rank's program (`rank_passes`).
@@ -22,11 +22,9 @@ from hyperparallel.graph.capture.capture import Captured, capture, check_outputs
 from hyperparallel.graph.capture.extract import extract
 from hyperparallel.graph.passes.bucket import bucket
 from hyperparallel.graph.passes.coalesce import coalesce
-from hyperparallel.graph.passes.mask import fold_masks
 from hyperparallel.graph.passes.overlap import overlap
 from hyperparallel.graph.passes.partition import partition, reduction
 from hyperparallel.graph.passes.peephole.sweeps import peephole
-from hyperparallel.graph.passes.tidy import tidy
 from hyperparallel.graph.probe import probe
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.plan.decide import Decisions, decide
@@ -38,7 +36,6 @@ from hyperparallel.workload import Workload
 
 JointPass = Callable[[Captured], Any]
 RankPass = Callable[[RankProgram], RankProgram]
-JOINT_PASSES: tuple[JointPass, ...] = (fold_masks, tidy)
 RANK_PASSES: tuple[RankPass, ...] = (peephole, coalesce, bucket, overlap)
 
 
@@ -90,7 +87,7 @@ def build(
     whole_outputs: bool = False,
     micro_batches: int = 1,
     rates: Rates | None = None,
-    joint_passes: Sequence[JointPass] = JOINT_PASSES,
+    joint_passes: Sequence[JointPass] = (),
     rank_passes: Sequence[RankPass] = RANK_PASSES,
 ) -> Built:
     """Capture, extract and decide: everything up to the ranks' own programs.

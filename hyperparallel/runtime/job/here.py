@@ -11,8 +11,8 @@ import torch.distributed as dist
 from hyperparallel.errors import PlanError
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.layout import Mesh
+from hyperparallel.runtime.comm.group import Bind
 from hyperparallel.runtime.comm.groups import Groups
-from hyperparallel.runtime.exec.codegen import Bind
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from hyperparallel.errors import ClusterError, PlanError
 from hyperparallel.plan.wording import seconds_words
 from hyperparallel.planner.cost.constants import Constants
-from hyperparallel.planner.explain.advice import too_large
-from hyperparallel.planner.explain.reasons import Reason, loses, reasons
 from hyperparallel.planner.job import PlanningJob
 from hyperparallel.planner.runnable import missing
+from hyperparallel.planner.search.advice import too_large
+from hyperparallel.planner.search.reasons import Reason, loses, reasons
 from hyperparallel.planner.search.search import OBJECTIVES, Objective, rank_key, search
 from hyperparallel.planner.search.space import EVERYTHING, Limits
 from hyperparallel.planner.search.table import Prediction, StrategyTable

@@ -21,10 +21,10 @@ from typing import Any
 from hyperparallel.errors import UserError
 from hyperparallel.plan.wording import bytes_words, count_words, seconds_words
 from hyperparallel.planner.cost.constants import Constants
-from hyperparallel.planner.explain.advice import smallest
 from hyperparallel.planner.explain.rows import FLOPS_WORDS, tokens_s_device
 from hyperparallel.planner.job import PlanningJob
 from hyperparallel.planner.planning import Planning, plan_job
+from hyperparallel.planner.search.advice import smallest
 from hyperparallel.planner.search.search import Objective
 from hyperparallel.planner.search.space import EVERYTHING, Limits, levels
 

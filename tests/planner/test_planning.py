@@ -14,12 +14,12 @@ from hyperparallel.cluster.presets import preset
 from hyperparallel.errors import PlanError
 from hyperparallel.plan.wording import bytes_words
 from hyperparallel.planner.cost.constants import Constants
-from hyperparallel.planner.explain.reasons import LEAST_LOSS, neighbours, reasons
 from hyperparallel.planner.explain.rows import COLUMNS, lines, rows, to_json
 from hyperparallel.planner.job import PlanningJob, default_batch, default_seq
 from hyperparallel.planner.planning import Planning, plan_job
 from hyperparallel.planner.runnable import missing, to_plan
 from hyperparallel.planner.search.axis_order import place
+from hyperparallel.planner.search.reasons import LEAST_LOSS, neighbours, reasons
 from hyperparallel.planner.search.search import search
 from hyperparallel.planner.search.space import Limits
 from hyperparallel.planner.search.table import predict

@@ -12,10 +12,10 @@ from hyperparallel.cluster.fabric import Fabric
 from hyperparallel.cluster.presets import preset
 from hyperparallel.errors import PlanError
 from hyperparallel.planner.cost.constants import Constants
-from hyperparallel.planner.explain.reasons import reasons
 from hyperparallel.planner.job import PlanningJob
 from hyperparallel.planner.search import search as module
 from hyperparallel.planner.search.axis_order import axis_orders, place
+from hyperparallel.planner.search.reasons import reasons
 from hyperparallel.planner.search.search import minimal, rank_key, search
 from hyperparallel.planner.search.space import Limits, cuts, levels, pipelines, skeletons, zeros
 from hyperparallel.planner.search.table import Prediction, predict

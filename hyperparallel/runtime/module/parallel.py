@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hyperparallel.errors import PlanError, UserError
 from hyperparallel.graph.build import Built, build
-from hyperparallel.graph.capture.batch_tree import CallTree, call_tree
+from hyperparallel.graph.capture.batch_tree import CallTree, call_of, call_tree
 from hyperparallel.graph.capture.precision import without_autocast
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.decide import pinned
@@ -35,7 +35,7 @@ from hyperparallel.runtime.module.choose_mesh import automatic_plan
 from hyperparallel.runtime.module.differentiable import Differentiable
 from hyperparallel.runtime.module.fast_path.call_kinds import order_of_leaves, take_apart
 from hyperparallel.runtime.module.fast_path.held_tensors import Holdings, set_parameter
-from hyperparallel.runtime.module.local_batch import call_of, signature
+from hyperparallel.runtime.module.local_batch import signature
 from hyperparallel.shard.spec import make_spec
 
 

@@ -30,7 +30,7 @@ def diagnose(calibrate: bool, ranks: int) -> None:
     typer.echo("")
     for sentence in verdicts(found):
         typer.echo(sentence)
-    if missing(found):
+    if lacking(found):
         raise typer.Exit(1)
     if calibrate:
         typer.echo("")
@@ -83,14 +83,14 @@ def figures(cluster: Cluster) -> list[str]:
     return lines
 
 
-def missing(found: Sequence[Finding]) -> list[str]:
+def lacking(found: Sequence[Finding]) -> list[str]:
     """Names of what a run needs and this machine lacks."""
     return [item.name for item in found if item.good is False]
 
 
 def verdicts(found: Sequence[Finding]) -> list[str]:
     """What would work, one sentence each."""
-    if lacks := missing(found):
+    if lacks := lacking(found):
         return [f"Training would not work: {', '.join(lacks)}."]
     by_name = {item.name: item for item in found}
     devices = [item for item in found if item.name.startswith("CUDA device")]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hyperparallel.graph.build import Built
 
 
-def predict(request: Request, built: Built, cluster: str, path: Path) -> str:
+def write_prediction(request: Request, built: Built, cluster: str, path: Path) -> str:
     """Simulate a step of a built request on a cluster (preset or file), write it; one sentence about it."""
     from hyperparallel.cluster.load import load_cluster
     from hyperparallel.graph.predict.predict import predicted_step

@@ -37,7 +37,7 @@ def sweep(
     from hyperparallel.errors import UserError
     from hyperparallel.planner.search.search import OBJECTIVES
     from hyperparallel.planner.search.space import Limits
-    from hyperparallel.planner.sweep import page, to_csv, to_json
+    from hyperparallel.planner.sweep import page, points_json, to_csv
 
     known = next((one for one in OBJECTIVES if one == objective), None)
     if known is None:
@@ -56,7 +56,7 @@ def sweep(
         raise first
     title = f"{model} on {cluster}"
     written = ((html, "--html", page(points, title)), (csv, "--csv", to_csv(points)),
-               (as_json, "--json", to_json(points)))  # fmt: skip
+               (as_json, "--json", points_json(points)))  # fmt: skip
     for path, option, text in written:
         if path is not None:
             write_text(path, text, option)
@@ -129,7 +129,7 @@ def print_points(points: Sequence[Point]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from hyperparallel.planner.sweep import NUMBERS, TITLES, captions, noted, rows
+    from hyperparallel.planner.sweep import NUMBERS, TITLES, captions, noted, point_rows
 
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -137,7 +137,7 @@ def print_points(points: Sequence[Point]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     for name in TITLES:
         table.add_column(name, justify="right" if name in NUMBERS else "left")
-    for row in rows(points):
+    for row in point_rows(points):
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
     for number, note in enumerate(noted(points), 1):

@@ -23,13 +23,13 @@ from hyperparallel.graph.capture.extract import extract
 from hyperparallel.graph.passes.bucket import bucket
 from hyperparallel.graph.passes.coalesce import coalesce
 from hyperparallel.graph.passes.overlap import overlap
-from hyperparallel.graph.passes.partition import partition, reduction
+from hyperparallel.graph.passes.partition import gradient_reduction, partition
 from hyperparallel.graph.passes.peephole.sweeps import peephole
 from hyperparallel.graph.probe import probe
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.plan.decide import Decisions, decide
 from hyperparallel.plan.plan import Plan
-from hyperparallel.shard.rules.operands import whole
+from hyperparallel.shard.rules.operands import uncut
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.shard.rules.table import is_random, rule_for
 from hyperparallel.workload import Workload
@@ -66,7 +66,7 @@ class Built:
 
     def reduction_program(self, program: RankProgram) -> RankProgram:
         """The program that finishes the gradients of one built with `defer`."""
-        return self._passed(reduction(program, self.workload, self.decisions))
+        return self._passed(gradient_reduction(program, self.workload, self.decisions))
 
     def _passed(self, program: RankProgram) -> RankProgram:
         for rank_pass in self.rank_passes:
@@ -138,6 +138,6 @@ def rules_of(captured: Captured, workload: Workload) -> dict[str, Rule]:
     targets = {n.name: n.target for n in captured.graph.nodes if n.op == "call_function"}
     rules: dict[str, Rule] = {}
     for op in workload.ops:
-        known = whole(op, workload.values) if op.layouts else rule_for(op, workload.values)
+        known = uncut(op, workload.values) if op.layouts else rule_for(op, workload.values)
         rules[op.name] = known or probe(op, workload.values, targets[op.name])
     return rules

@@ -38,14 +38,14 @@ DimCut = tuple[dict[str, int], int, int]
 """One piece of one dim: its index along each axis, start, stop."""
 
 
-def pieces(src: Layout, dst: Layout, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
+def moved_blocks(src: Layout, dst: Layout, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
     """All blocks that make the pieces of `dst` from those of `src`; they tile each piece of `dst`.
 
     Empty blocks are left out. On one mesh, axes pending in `src` must be pending in `dst`.
 
     >>> from hyperparallel.layout import Mesh
     >>> two = Mesh((2,), ("dp",))
-    >>> [piece[:2] for piece in pieces(two("dp"), Mesh((1,), ("x",), (7,))(None), (4,))]
+    >>> [piece[:2] for piece in moved_blocks(two("dp"), Mesh((1,), ("x",), (7,))(None), (4,))]
     [(0, 7), (1, 7)]
     """
     shape = check_shape(src.dims, check_shape(dst.dims, shape))

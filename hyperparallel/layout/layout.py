@@ -64,7 +64,7 @@ class Mesh(Grid):
         >>> Mesh((2, 2), ("dp", "tp"))("dp", None).dims
         (('dp',), ())
         """
-        return build(self, dims, partial or {}, tier)
+        return make_layout(self, dims, partial or {}, tier)
 
     # The rearrangements stand in `views.py`; here they only become methods.
 
@@ -186,7 +186,7 @@ class Layout:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, tuple[object, ...]]:
-        return build, (self.mesh, self.dims, dict(self.partial), self.tier)
+        return make_layout, (self.mesh, self.dims, dict(self.partial), self.tier)
 
     def __repr__(self) -> str:
         return write_layout(self.mesh, self.dims, self.partial, self.tier)
@@ -223,7 +223,7 @@ class Layout:
         >>> Mesh((2,), ("dp",))("dp").replace(dims=(None,), tier="host")
         Mesh((2,), ("dp",))(None, tier="host")
         """
-        return build(
+        return make_layout(
             self.mesh if mesh is None else mesh,
             self.dims if dims is None else tuple(dims),
             dict(self.partial if partial is None else partial),
@@ -305,7 +305,7 @@ class Layout:
         return shards.owners(self.mesh, self.dims, shape, global_index)
 
 
-def build(mesh: Mesh, dims: Sequence[DimSpec], partial: Mapping[str, str], tier: str) -> Layout:
+def make_layout(mesh: Mesh, dims: Sequence[DimSpec], partial: Mapping[str, str], tier: str) -> Layout:
     """The one layout that these arguments mean, interned on its mesh object."""
     try:
         given = tuple(d if d is None or isinstance(d, str | int) else tuple(d) for d in dims)

@@ -19,9 +19,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hyperparallel.layout.exchange import MovedBlock, most_received, pieces
+from hyperparallel.layout.exchange import MovedBlock, most_received, moved_blocks
 from hyperparallel.layout.layout import Layout
-from hyperparallel.layout.traffic import missing
+from hyperparallel.layout.traffic import received_elements
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Step:
     def num_elements(self, shape: Sequence[int]) -> int:
         """Elements of a tensor of global `shape` that one rank receives; the most of any."""
         mesh = self.src.mesh
-        return missing(mesh._sizes, self.src.dims, self.dst.dims, tuple(shape))
+        return received_elements(mesh._sizes, self.src.dims, self.dst.dims, tuple(shape))
 
     def num_bytes(self, shape: Sequence[int], itemsize: int = 4) -> int:
         """Bytes that one rank receives; the most of any rank.
@@ -121,7 +121,7 @@ class Permute(Step):
 
     def pieces(self, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
         """Who sends which part of its piece to whom; from a rank to itself: a local copy."""
-        return pieces(self.src, self.dst, shape)
+        return moved_blocks(self.src, self.dst, shape)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class SendRecv(Step):
 
     def pieces(self, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
         """Who sends which part of its piece to whom; from a rank to itself: a local copy."""
-        return pieces(self.src, self.dst, shape)
+        return moved_blocks(self.src, self.dst, shape)
 
     def num_elements(self, shape: Sequence[int]) -> int:
         """Elements that the busiest receiver gets from other ranks."""

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperparallel.errors import NOTHING, PlanError, Words, nearest
-from hyperparallel.foreign_errors import kind, no_yaml, shown
+from hyperparallel.foreign_errors import asked_for, no_yaml, shown
 from hyperparallel.layout import Layout, Mesh
 
 BATCH_NAMES = ("dp", "ddp", "fsdp", "data", "batch", "replica")
@@ -203,7 +203,7 @@ def _unfit(error: Mapping[str, Any]) -> PlanError:
     if error["type"] == "missing":
         return PlanError(where, NOTHING, f"a value; {entry} is required", _EXAMPLES[entry])
     in_layout = entry in _LAYOUTS and len(location) > 1
-    allowed = "axis names or null, a list for each dimension" if in_layout else kind(error)
+    allowed = "axis names or null, a list for each dimension" if in_layout else asked_for(error)
     return PlanError(where, shown(error["input"]), allowed, _EXAMPLES[entry])
 
 

@@ -135,7 +135,7 @@ def plan_job(
     used = constants or Constants()
     scaled: tuple[tuple[int, float], ...] = ()
     if objective == "cost":
-        job, scaled = cheapest(job, limits, used)
+        job, scaled = fewest_device_seconds(job, limits, used)
     found = search(job, objective, limits, used, keep=max(top, SIMULATED) + 1)
     if not found.best:
         raise too_large(job, limits, used)
@@ -230,7 +230,7 @@ def apart(choices: Sequence[PlannedStrategy]) -> Iterator[str]:
             )
 
 
-def cheapest(
+def fewest_device_seconds(
     job: PlanningJob, limits: Limits, constants: Constants
 ) -> tuple[PlanningJob, tuple[tuple[int, float], ...]]:
     """The job on as many devices (halved again and again) as need the fewest device seconds for its step."""

@@ -25,7 +25,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule  # checked on torch 2.1
 
 from hyperparallel.errors import CaptureError
 from hyperparallel.graph.capture.batch_tree import CallTree, Tree, call_tree
-from hyperparallel.graph.capture.blocks import Stack, find_stacks, interleaved, mark_blocks
+from hyperparallel.graph.capture.blocks import Stack, find_stacks, mark_blocks, why_interleaved
 from hyperparallel.graph.capture.kept_blocks import Reduction, Watch, reduce_stack
 from hyperparallel.graph.capture.naming import Names, name_graph
 from hyperparallel.graph.capture.precision import check_compute, computing
@@ -173,7 +173,7 @@ class _Task:
         promote(graph)
         mark_blocks(graph, self.stacks)
         for watch in watches:
-            doubt = watch.doubt or interleaved(graph, watch.reduction.stack)
+            doubt = watch.doubt or why_interleaved(graph, watch.reduction.stack)
             if doubt:
                 raise NotUniform(doubt)
         tidy_graph(graph)

@@ -87,7 +87,7 @@ class Region:
 
     def forms(self, rank: int) -> list[TensorForm]:
         """This rank's pieces of the arguments."""
-        return pieces(self.wholes, self.in_layouts, rank)
+        return local_forms(self.wholes, self.in_layouts, rank)
 
     def _traced(self) -> tuple[int, ...]:
         """The ranks that decide together what the program around looks like."""
@@ -168,7 +168,7 @@ class Region:
         return RankCode(first, second)
 
 
-def pieces(wholes: Sequence[TensorForm], layouts: Sequence[Layout], rank: int) -> list[TensorForm]:
+def local_forms(wholes: Sequence[TensorForm], layouts: Sequence[Layout], rank: int) -> list[TensorForm]:
     """What `rank` holds of tensors laid out so."""
     return [
         replace(form, shape=layout.local_shape(form.shape, rank))

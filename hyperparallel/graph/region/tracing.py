@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, fx
 
 from hyperparallel.errors import LayoutError, UserError
-from hyperparallel.graph.region.layouts import DimEntry, resolve, uneven, whole_shape
+from hyperparallel.graph.region.layouts import DimEntry, joined_shape, resolve, uneven
 from hyperparallel.graph.region.ops import LIBRARY, ops
-from hyperparallel.graph.region.record import Capture, Region, RegionBackward, RegionForward, pieces
+from hyperparallel.graph.region.record import Capture, Region, RegionBackward, RegionForward, local_forms
 from hyperparallel.graph.region.rehearsal import MOST_THREADS, Body, TensorForm, digest, rehearse
 from hyperparallel.layout import Mesh
 
@@ -128,7 +128,7 @@ def _region(
     wholes = tuple(replace(form, requires_grad=form.requires_grad and grad) for form in given)
 
     def forms(rank: int) -> list[TensorForm]:
-        return pieces(wholes, ins, rank)
+        return local_forms(wholes, ins, rank)
 
     try:
         parts = rehearse(name, body, mesh, forms, grad)
@@ -156,7 +156,7 @@ def _region(
         what = f"result {i} of {name}"
         outs.append(resolve(entry, mesh, len(parts[first_rank].results[i].shape), what))
         local = {rank: part.results[i].shape for rank, part in parts.items()}
-        shapes.append(whole_shape(outs[-1], local, what))
+        shapes.append(joined_shape(outs[-1], local, what))
     key = digest(name, parts, ins, tuple(outs), wholes)
     for known in under.regions:
         if known.digest == key:

@@ -19,8 +19,8 @@ from hyperparallel.planner.search.space import (
     EVERYTHING,
     RECOMPUTED,
     Limits,
-    cuts,
     levels,
+    norm_cuts,
     skeletons,
     zeros,
 )
@@ -41,7 +41,7 @@ def smallest(job: PlanningJob, limits: Limits, offload: float, constants: Consta
     names = [r for r in RECOMPUTED if any(r == one for one, _ in levels(job, limits))]
     strategies = []
     for s in every[::step]:
-        zero, sp = max(zeros(job, s, limits), default=1), any(cuts(s, limits))
+        zero, sp = max(zeros(job, s, limits), default=1), any(norm_cuts(s, limits))
         more: dict[str, Any] = {**s._asdict(), "recompute": names[-1], "dtype": job.dtype}
         strategies.append(Strategy(**more, zero=zero, sp=sp))
     table = StrategyTable(job, Candidates.of([replace(s, offload=offload) for s in strategies]), constants)

@@ -22,7 +22,7 @@ from hyperparallel.mpmd import Action, Message, Schedule, schedule
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.cost.price import gradient_seconds, step_seconds
 from hyperparallel.planner.job import PlanningJob
-from hyperparallel.planner.step.account import PeakMemory, edge_bytes, held, state_shares, time_parts
+from hyperparallel.planner.step.account import PeakMemory, edge_bytes, peak_memory, state_shares, time_parts
 from hyperparallel.planner.step.layer_costs import NOTHING, LayerPrices, Pass
 from hyperparallel.planner.step.stages import Split, even_split
 from hyperparallel.planner.strategy import Strategy
@@ -70,7 +70,7 @@ def simulated_step(
     facts = {"model": job.model.name, "cluster": job.cluster.name, "strategy": strategy.words()}
     timeline = replace(timeline, facts=facts)
     parts = builder.parts_of(total, seconds)
-    memory = held(used, split, filled_order(job, strategy), builder.shares)
+    memory = peak_memory(used, split, filled_order(job, strategy), builder.shares)
     return Simulated(strategy, split, timeline, seconds, total - count, refined, parts, memory)
 
 

@@ -65,7 +65,7 @@ def parallelize(
     assert isinstance(plan, Plan)
     state = ParallelState(here or Here.in_job(plan.mesh), compile, grad_outputs)
     built = state.make(model, plan, args, kwargs)
-    place(model, state, built)
+    make_parallel(model, state, built)
     if model.training:  # else a call as it is would not be what was captured
         leaves = built.captured.flatten_inputs(args, kwargs)
         state.add(state.kind(model, built.captured.in_spec, leaves), built)
@@ -82,7 +82,7 @@ def check_arguments(model: Any, plan: Any) -> None:
         raise UserError("model", type(model).__name__, "a model that is not parallelized yet")
 
 
-def place(model: nn.Module, state: ParallelState, built: Built) -> None:
+def make_parallel(model: nn.Module, state: ParallelState, built: Built) -> None:
     """Give the model this rank's pieces and the forward that runs its program."""
     state.settle(built)
     state.place(model, built)

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store, _get_default_store  # private, checked on torch 2.13
 
-from hyperparallel.graph.predict.instructions import listed
+from hyperparallel.graph.predict.instructions import unsized_instructions
 from hyperparallel.runtime.exec.compiled import Compiled
 from hyperparallel.runtime.module.step import StepResult, TrainStep, split_batch
 from hyperparallel.simulate.rank_tasks import measured_spans
@@ -104,7 +104,7 @@ def _spans(
     for i, (compiled, moments) in enumerate(runs):
         seconds = [clock.seconds(moment) for moment in moments]
         suffix = f" #{i + 1}" if len(runs) > 1 else ""
-        yield from measured_spans(rank, listed(compiled.nodes("joint")), seconds, suffix)
+        yield from measured_spans(rank, unsized_instructions(compiled.nodes("joint")), seconds, suffix)
         last = seconds[-1]
     if len(update) == 2:
         begin, end = (clock.seconds(moment) for moment in update)

@@ -16,7 +16,7 @@ from hyperparallel.shard.rules.operands import (
     empty_of,
     in_shapes,
     out_shapes,
-    whole,
+    uncut,
 )
 from hyperparallel.shard.rules.pointwise import never
 from hyperparallel.shard.rules.rule import Rule
@@ -92,10 +92,10 @@ RULES: dict[str, Builder] = {
     ),
     **dict.fromkeys(DRAWN, _made),
     **dict.fromkeys(DRAWN_LIKE, never),
-    **dict.fromkeys(DRAWN_WHOLE, whole),
-    **dict.fromkeys(("aten.tril_indices", "aten.triu_indices"), whole),
+    **dict.fromkeys(DRAWN_WHOLE, uncut),
+    **dict.fromkeys(("aten.tril_indices", "aten.triu_indices"), uncut),
     # Checks of what a program assumes: no results, and they look at whole tensors.
-    **dict.fromkeys(("aten._assert_async", "aten._assert_tensor_metadata"), whole),
+    **dict.fromkeys(("aten._assert_async", "aten._assert_tensor_metadata"), uncut),
     **dict.fromkeys(
         [
             "aten.new_zeros",

@@ -38,7 +38,7 @@ def folder_recipe(folder: Path) -> Recipe:
     return Recipe(folder.name, partial(folder_model, folder), partial(folder_plan, folder), fields)
 
 
-def folder_model(folder: Path, config: TrainConfig) -> nn.Module:
+def folder_model(folder: Path, config: TrainConfig) -> nn.Module:  # noqa: ARG001 -- as every recipe's
     """The model, with the folder's weights if it has any and memory is wanted for them."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

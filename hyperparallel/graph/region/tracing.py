@@ -198,7 +198,11 @@ def _region_fake(tensors: Sequence[Tensor], number: int) -> list[Tensor]:
     return [*results, like.new_empty((), dtype=torch.int64)]
 
 
-def _backward_fake(token: Tensor, grads: Sequence[Tensor], number: int) -> list[Tensor]:
+def _backward_fake(
+    token: Tensor,
+    grads: Sequence[Tensor],  # noqa: ARG001 -- the op's schema
+    number: int,
+) -> list[Tensor]:
     region = _regions()[number]
     forms = [region.wholes[i] for i in region.grad_inputs]
     return [token.new_empty(form.shape, dtype=form.dtype) for form in forms]

@@ -128,7 +128,7 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
     saved = np.where(c.recompute == FULL, 2.0 * at.tokens * at.hidden / shared, saved)
     saved = saved + np.where((c.recompute == SELECTIVE) | (c.recompute == FULL), 0.0, core_saved)
     forward = _joined(forward, end)
-    backward = _backward(forward, at)
+    backward = _backward(forward)
     return LayerWork(
         _joined(forward, core, scan),
         _joined(backward, _core_backward(core, c), _core_backward(scan, c)),
@@ -249,7 +249,7 @@ def _tensor_parallel(work: PassWork, at: CandidateSizes) -> None:
     work.messages.append(LayerCollective("reduce_scatter", "tp", num_bytes, sp * 1.0, hidden=1))
 
 
-def _backward(forward: PassWork, at: CandidateSizes) -> PassWork:
+def _backward(forward: PassWork) -> PassWork:
     """Two products for each one, the same messages the other way round, one more gather with `sp`."""
     work = PassWork()
     for p in forward.products:

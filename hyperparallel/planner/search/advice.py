@@ -68,14 +68,14 @@ def too_large(job: PlanningJob, limits: Limits, constants: Constants) -> PlanErr
         if free is not None and free.peak_bytes <= capacity and _host_fits(job, free.host_bytes):
             tried.append(f"without --runnable {free.strategy.words()} fits in {_gb(free.peak_bytes)}")
     elif has_host:
-        tried += _offloading(job, kept, constants, limits)
+        tried += _offloading(job, kept)
     more = devices_that_fit(job, limits, constants)
     instead = f"--devices {more}" if more else None
     allowed = f"a plan within {_gb(capacity)} a device; " + "; ".join(tried)
     return PlanError("model", given, allowed.rstrip("; "), instead)
 
 
-def _offloading(job: PlanningJob, kept: Prediction, constants: Constants, limits: Limits) -> list[str]:
+def _offloading(job: PlanningJob, kept: Prediction) -> list[str]:
     """A sentence for each step of moving states off the device."""
     capacity = job.cluster.capacity_bytes
     room = job.cluster.tier("host").capacity_per_device_bytes

@@ -183,8 +183,8 @@ class _Builder:
                 whole = whole.plus(p.front().scaled(share)) if stage == 0 else whole
             begin = len(found)
             if again.compute > 0.0:
-                self._part(found, again, "recompute", stage)
-            self._part(found, whole, name, stage)
+                self._part(found, again, "recompute")
+            self._part(found, whole, name)
             taken = (kept if kind == "F" else 0.0) + (working if i == places[0] else 0.0)
             given = (kept if kind in "BW" else 0.0) + (working if i == places[-1] else 0.0)
             found[begin] = found[begin]._replace(alloc_bytes=taken)
@@ -202,7 +202,7 @@ class _Builder:
                 again = again.plus(self.prices.again(layer, recompute))
         return whole, again
 
-    def _part(self, found: list[TaskPart], one: Pass, kind: str, stage: int) -> None:
+    def _part(self, found: list[TaskPart], one: Pass, kind: str) -> None:
         """Compute with hidden messages beside it, then what is exposed of them."""
         before = (len(found) - 1,) if found else ()
         begin = len(found)

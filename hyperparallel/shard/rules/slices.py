@@ -146,7 +146,7 @@ def _split(op: Op, values: OpValues) -> Rule:
         lengths = [min(given, shape[dim] - at) for at in range(0, shape[dim], max(given, 1))]
     else:
         lengths = list(given)
-    return _cut(op, shape, dim, lengths)
+    return _cut(shape, dim, lengths)
 
 
 def _unbind(op: Op, values: OpValues) -> Rule:
@@ -163,7 +163,7 @@ def _unbind(op: Op, values: OpValues) -> Rule:
     )
 
 
-def _cut(op: Op, shape: Shape, dim: int, lengths: list[int]) -> Rule:
+def _cut(shape: Shape, dim: int, lengths: list[int]) -> Rule:
     dims, sizes = along(shape)
     long, short, blocked = _parts(lengths, LETTERS[dim], sizes)
     outputs = tuple((*dims[:dim], d, *dims[dim + 1 :]) for d in short)

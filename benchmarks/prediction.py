@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.record import Report, Spread, Table
-from hyperparallel.cluster import Cluster
+from hyperparallel.cluster.load import load_cluster
 from hyperparallel.simulate import Comparison, Timeline, compare, read_trace
 
 WITHIN = 0.15
@@ -150,7 +150,7 @@ def kinds_table(one: Setting, found: Comparison) -> Table:
 
 
 def report(tables: Sequence[Table], rounds: dict[str, list[Round]], said: Sequence[str]) -> Report:
-    threads = Cluster.load("laptop").device.threads
+    threads = load_cluster("laptop").device.threads
     notes = [f"description: {threads.source if threads else 'not calibrated'}", *said]
     raw = {name: [(r.traced.step_seconds, r.untraced_s) for r in found] for name, found in rounds.items()}
     title = "Predicted against measured training steps on this machine"

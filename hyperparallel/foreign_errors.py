@@ -55,7 +55,7 @@ def no_yaml(error: Any, where: str = "") -> Trouble:
     return Trouble(Words(", ".join(place) or "text"), f"YAML or JSON ({problem})", hint)
 
 
-def kind(error: Mapping[str, Any]) -> str:
+def asked_for(error: Mapping[str, Any]) -> str:
     """What one of pydantic's complaints asks for: "a whole number", "at least 1"."""
     said, given = error["type"], error.get("ctx", {})
     if said in _BOUNDS:

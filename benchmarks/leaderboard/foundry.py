@@ -13,7 +13,7 @@ from benchmarks.leaderboard.case import Case, Skipped
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.presets import preset
 from hyperparallel.planner.strategy import Strategy
-from hyperparallel.workload.presets import MPT_SIZES, mpt
+from hyperparallel.workload.presets import MPT_SIZES, foundry_mpt
 
 
 def foundry_case(row: Mapping[str, str]) -> Case | Skipped:
@@ -37,7 +37,7 @@ def foundry_case(row: Mapping[str, str]) -> Case | Skipped:
         reduce="bfloat16" if row["MP Mode"] == "PURE" else "float32",
         attention="open",
     )
-    model = mpt(size, seq)
+    model = foundry_mpt(size, seq)
     batch = devices * micro * int(row["GradAccum"])
     per_second = float(row["Throughput (T/s)"])
     return Case(

@@ -53,11 +53,11 @@ class Leave(torch.autograd.Function):
     """Out of the sharded region: summed forward, whole backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group_name: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group_name: str) -> Tensor:  # noqa: ARG004 -- as torch calls it
         return all_reduce(x, group_name)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004 -- as torch calls it
         return grad, None
 
 

@@ -29,7 +29,7 @@ def planning_seconds(num_layers: int) -> tuple[float, float]:
         params={"*.o_proj.weight": mesh(None, "tp"), "*.down_proj.weight": mesh(None, "tp")},
     )
     wall, cpu = time.perf_counter(), time.process_time()
-    hp.derive(model, plan, kwargs=batch)
+    hp.derive(model, plan, batch)
     return time.perf_counter() - wall, time.process_time() - cpu
 
 

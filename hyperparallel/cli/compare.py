@@ -27,7 +27,7 @@ def compare(
     from hyperparallel.simulate import read_trace
 
     found = compared(read_trace(predicted), read_trace(measured))
-    typer.echo(to_json(found)) if as_json else print_tables(found)
+    typer.echo(comparison_json(found)) if as_json else print_tables(found)
     if within is not None:
         good = abs(found.step_error) <= within
         verdict = f"step predicted {'within' if good else 'NOT within'} {within:.0%}"
@@ -35,7 +35,7 @@ def compare(
         raise typer.Exit(0 if good else 1)
 
 
-def to_json(found: Comparison) -> str:
+def comparison_json(found: Comparison) -> str:
     """The comparison as JSON; an error that is not defined is null."""
 
     def rows(items: tuple[Row, ...]) -> list[dict[str, object]]:

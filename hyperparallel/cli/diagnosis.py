@@ -30,7 +30,7 @@ def diagnose(calibrate: bool, ranks: int) -> None:
     typer.echo("")
     for sentence in verdicts(found):
         typer.echo(sentence)
-    if missing(found):
+    if lacking(found):
         raise typer.Exit(1)
     if calibrate:
         typer.echo("")
@@ -42,6 +42,7 @@ def diagnose(calibrate: bool, ranks: int) -> None:
 def calibrated(ranks: int) -> list[str]:
     """Time this machine, write its description where `preset("laptop")` looks; say what was found."""
     from hyperparallel.cluster.calibration import describe
+    from hyperparallel.cluster.files import cluster_yaml
     from hyperparallel.runtime.calibrate.calibrate import measure
 
     path = calibrated_path()
@@ -55,7 +56,7 @@ def calibrated(ranks: int) -> list[str]:
         ) from None
     timings = measure(ranks, num_cores(), memory_bytes()[0], path.parent)
     cluster = describe(timings, f"on {datetime.date.today().isoformat()}")
-    _replace(path, cluster.to_yaml())
+    _replace(path, cluster_yaml(cluster))
     return [*figures(cluster), f"Written to {path}; `preset` and `--cluster` know it as laptop."]
 
 
@@ -82,14 +83,14 @@ def figures(cluster: Cluster) -> list[str]:
     return lines
 
 
-def missing(found: Sequence[Finding]) -> list[str]:
+def lacking(found: Sequence[Finding]) -> list[str]:
     """Names of what a run needs and this machine lacks."""
     return [item.name for item in found if item.good is False]
 
 
 def verdicts(found: Sequence[Finding]) -> list[str]:
     """What would work, one sentence each."""
-    if lacks := missing(found):
+    if lacks := lacking(found):
         return [f"Training would not work: {', '.join(lacks)}."]
     by_name = {item.name: item for item in found}
     devices = [item for item in found if item.name.startswith("CUDA device")]

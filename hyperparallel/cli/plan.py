@@ -139,8 +139,8 @@ def _derive(
         return f"saved {path}"
 
     def write_trace(path: Path) -> str:
-        from hyperparallel.cli.predict import predict
+        from hyperparallel.cli.predict import write_prediction
 
-        return predict(request, built, cluster, path)
+        return write_prediction(request, built, cluster, path)
 
     write_all(((save, write_plan), (html, write_page), (trace, write_trace)))

@@ -94,7 +94,7 @@ def _usual_word(usual: Any) -> str:
 
 def job_of(wanted: Wanted) -> PlanningJob:
     """The job that is asked for; `UserError` for a model, machine or number that is not known."""
-    from hyperparallel.cluster.cluster import Cluster
+    from hyperparallel.cluster.load import load_cluster
     from hyperparallel.planner.job import PlanningJob, default_batch, default_seq
     from hyperparallel.workload.presets import load_model
 
@@ -102,7 +102,7 @@ def job_of(wanted: Wanted) -> PlanningJob:
         if value is not None and value < 1:
             raise UserError(option, value, "a whole number of at least 1", f"{option} {usual}")
     model = load_model(wanted.model)
-    cluster = Cluster.load(wanted.cluster, wanted.devices)
+    cluster = load_cluster(wanted.cluster, wanted.devices)
     seq = default_seq(model) if wanted.seq is None else wanted.seq
     batch = wanted.global_batch
     batch = default_batch(seq, cluster.num_devices) if batch is None else batch

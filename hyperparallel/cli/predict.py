@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from hyperparallel.graph.build import Built
 
 
-def predict(request: Request, built: Built, cluster: str, path: Path) -> str:
+def write_prediction(request: Request, built: Built, cluster: str, path: Path) -> str:
     """Simulate a step of a built request on a cluster (preset or file), write it; one sentence about it."""
-    from hyperparallel.cluster import Cluster
+    from hyperparallel.cluster.load import load_cluster
     from hyperparallel.graph.predict.predict import predicted_step
     from hyperparallel.graph.predict.update_work import update_work
     from hyperparallel.plan.wording import seconds_words
@@ -26,7 +26,7 @@ def predict(request: Request, built: Built, cluster: str, path: Path) -> str:
 
     config = request.config
     update = update_work(lambda named: adamw(config, named))
-    machine = Cluster.load(cluster)
+    machine = load_cluster(cluster)
     found = predicted_step(built, machine, clip=config.clip_norm is not None, update=update)
     write_trace(found, path)
     return f"predicted step on {machine.name}: {seconds_words(found.step_seconds)}; saved {path}"

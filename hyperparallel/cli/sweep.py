@@ -37,7 +37,7 @@ def sweep(
     from hyperparallel.errors import UserError
     from hyperparallel.planner.search.search import OBJECTIVES
     from hyperparallel.planner.search.space import Limits
-    from hyperparallel.planner.sweep import page, to_csv, to_json
+    from hyperparallel.planner.sweep import page, points_json, to_csv
 
     known = next((one for one in OBJECTIVES if one == objective), None)
     if known is None:
@@ -56,7 +56,7 @@ def sweep(
         raise first
     title = f"{model} on {cluster}"
     written = ((html, "--html", page(points, title)), (csv, "--csv", to_csv(points)),
-               (as_json, "--json", to_json(points)))  # fmt: skip
+               (as_json, "--json", points_json(points)))  # fmt: skip
     for path, option, text in written:
         if path is not None:
             write_text(path, text, option)
@@ -71,14 +71,14 @@ def points_of(
     Raises `UserError` for a model or machine that is not known at all.
     """
     from hyperparallel.cli.planning import Wanted, job_of
-    from hyperparallel.cluster.cluster import Cluster
+    from hyperparallel.cluster.load import load_cluster
     from hyperparallel.errors import ClusterError, PlanError
     from hyperparallel.planner.search.fixed import check_fixed
     from hyperparallel.planner.sweep import combinations, impossible, point_of
     from hyperparallel.workload.presets import load_model
 
     names = {"model": {word: load_model(word).name for word in values["model"]}}
-    names["cluster"] = {word: Cluster.load(word).name for word in values["cluster"]}
+    names["cluster"] = {word: load_cluster(word).name for word in values["cluster"]}
     points = []
     for one in combinations(values):
         try:
@@ -129,7 +129,7 @@ def print_points(points: Sequence[Point]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from hyperparallel.planner.sweep import NUMBERS, TITLES, captions, noted, rows
+    from hyperparallel.planner.sweep import NUMBERS, TITLES, captions, noted, point_rows
 
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -137,7 +137,7 @@ def print_points(points: Sequence[Point]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     for name in TITLES:
         table.add_column(name, justify="right" if name in NUMBERS else "left")
-    for row in rows(points):
+    for row in point_rows(points):
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
     for number, note in enumerate(noted(points), 1):

@@ -20,13 +20,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from hyperparallel.cluster.cluster import Cluster
+from hyperparallel.cluster.cluster import Cluster
 
 Counts = npt.NDArray[np.int64]
 Fill = Literal["packed", "apart", "square"]

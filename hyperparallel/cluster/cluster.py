@@ -5,29 +5,23 @@ devices is the product of all their sizes. Tiers of size 1 stay in the descripti
 what a larger machine of the same kind would be connected with.
 
 Left out: mixed kinds of device in one machine, failed links, and traffic of other jobs.
-Files are read and written in `files.py`; machines that are known by name are in `presets/`.
+Files are read and written in `files.py`, machines that are known by name are in `presets/`, either is found
+by `load_cluster`, and what the layout solver is priced with is `sustained_rates`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hyperparallel.cluster import bounds
 from hyperparallel.cluster.contradictions import check_links, check_memory
 from hyperparallel.cluster.device import Device
 from hyperparallel.cluster.fabric import Fabric
-from hyperparallel.cluster.rates import Rates
 from hyperparallel.cluster.resize import resized_fabric
 from hyperparallel.cluster.tiers import Tier
 from hyperparallel.errors import ClusterError, nearest
-
-# What programs sustain of the data sheet, so that an H100 node gives `Rates()`: 0.4 of bf16 peak over a
-# whole layer, three quarters of memory bandwidth, two thirds of a link, and 15 us per collective.
-_SUSTAINED_FLOPS, _SUSTAINED_MEMORY, _SUSTAINED_LINK, _COLLECTIVE_S = 0.4, 0.75, 2 / 3, 15e-6
 
 
 @dataclass(frozen=True)
@@ -119,44 +113,6 @@ class Cluster:
             raise ClusterError(f"fabric.{name}.size", size, f"1 to {tier.size}")
         fabric = tuple(link.narrowed(size) if link.name == name else link for link in self.fabric)
         return replace(self, fabric=fabric)
-
-    def rates(self, axes: Mapping[str, int] | None = None) -> Rates:
-        """Sustained rates that the layout solver is priced with.
-
-        axes: mesh axis -> size, innermost first; each is priced with the slowest fabric tier it crosses.
-        """
-        from hyperparallel.cluster.axis_links import crossed_bytes_s
-
-        links = crossed_bytes_s(self, axes or {})
-        fastest = max((tier.bytes_s for tier in self.fabric if tier.num_members > 1), default=2e12)
-        hops = [tier.latency_s for tier in self.fabric if tier.num_members > 1]
-        return Rates(
-            flops_per_second=_SUSTAINED_FLOPS * next(iter(self.device.peak_flop_s.values())),
-            memory_bytes_per_second=_SUSTAINED_MEMORY * self.device.memory_bytes_s,
-            link_bytes_per_second=_SUSTAINED_LINK * fastest,
-            latency_seconds=max([_COLLECTIVE_S, *hops]),
-            axis_bytes_per_second={axis: _SUSTAINED_LINK * rate for axis, rate in links.items()},
-        )
-
-    def to_yaml(self) -> str:
-        """The description as the text of a cluster file."""
-        from hyperparallel.cluster import files
-
-        return files.to_yaml(self)
-
-    @staticmethod
-    def from_yaml(text: str) -> Cluster:
-        """Read the text of a cluster file (YAML or JSON); a `ClusterError` names the field that is wrong."""
-        from hyperparallel.cluster import files
-
-        return files.from_yaml(text)
-
-    @staticmethod
-    def load(source: str | Path, devices: int | None = None) -> Cluster:
-        """Read a cluster file, or take a preset by name; `devices` resizes it."""
-        from hyperparallel.cluster import files
-
-        return files.load(source, devices)
 
 
 def _refuse_twins(field: str, names: list[str]) -> None:

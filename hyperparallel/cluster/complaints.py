@@ -18,7 +18,7 @@ from hyperparallel.cluster.fabric import EXAMPLE_TIER, Fabric
 from hyperparallel.cluster.threads import Threads
 from hyperparallel.cluster.tiers import EXAMPLE_MEMORY, Tier
 from hyperparallel.errors import NOTHING, ClusterError, Words, nearest
-from hyperparallel.foreign_errors import kind, no_yaml, shown
+from hyperparallel.foreign_errors import asked_for, no_yaml, shown
 
 _PARTS: dict[str, Any] = {
     "device": Device, "gemm": Gemm, "threads": Threads, "memory": Tier, "fabric": Fabric
@@ -83,7 +83,7 @@ def readable(error: Any, data: Mapping[str, Any]) -> ClusterError:
     given = error["input"]
     if field == "size" and isinstance(given, int):
         example = f"size: [{given}]"
-    return ClusterError(where, shown(given), kind(error), example)
+    return ClusterError(where, shown(given), asked_for(error), example)
 
 
 def _named(location: tuple[Any, ...], data: Any) -> list[str]:

@@ -42,12 +42,12 @@ _Dumper.add_representer(float, _float)
 _Dumper.add_representer(tuple, _size)
 
 
-def to_yaml(cluster: Cluster) -> str:
-    """The text of a cluster file; `from_yaml` of it is the same value."""
+def cluster_yaml(cluster: Cluster) -> str:
+    """The text of a cluster file; `parse_cluster` of it is the same value."""
     return yaml.dump(_plain(cluster), Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
 
 
-def from_yaml(text: str, where: str = "") -> Cluster:
+def parse_cluster(text: str, where: str = "") -> Cluster:
     """Read the text of a cluster file; `ClusterError` names the field that is wrong. where: its name."""
     try:
         data = yaml.safe_load(text)
@@ -58,25 +58,14 @@ def from_yaml(text: str, where: str = "") -> Cluster:
     return _validated(dict(data))
 
 
-def load(source: str | Path, devices: int | None = None) -> Cluster:
-    """The cluster of a file (something with a suffix or a folder in its name), or of a preset."""
-    from hyperparallel.cluster.presets import preset
-
-    path = Path(source)
-    if not path.is_file() and path.suffix not in (".yaml", ".yml", ".json") and len(path.parts) < 2:
-        return preset(str(source), devices)
-    cluster = read(path)
-    return cluster if devices is None else cluster.resized(devices)
-
-
-def read(path: Path) -> Cluster:
+def read_cluster(path: Path) -> Cluster:
     """The cluster of a file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
         raise ClusterError("cluster", str(path), f"a readable cluster file ({why}) or a preset") from None
-    return from_yaml(text, str(path))
+    return parse_cluster(text, str(path))
 
 
 def _validated(data: dict[str, Any]) -> Cluster:

@@ -1,7 +1,7 @@
 """The way from a module to one rank's program: an ordered list of passes, visible here.
 
-capture -> fold masks -> tidy -> extract -> rules -> decide -> partition -> peephole -> coalesce -> bucket
--> schedule.
+capture (with its exact rewrites, `joint/`) -> extract -> rules -> decide -> partition -> peephole ->
+coalesce -> bucket -> overlap.
 
 `Built` is the part that all ranks share; `rank_program` is one rank's. Users add their own passes over
 the joint graph (`joint_passes`) or over a rank's program (`rank_passes`).
@@ -22,23 +22,20 @@ from hyperparallel.graph.capture.capture import Captured, capture, check_outputs
 from hyperparallel.graph.capture.extract import extract
 from hyperparallel.graph.passes.bucket import bucket
 from hyperparallel.graph.passes.coalesce import coalesce
-from hyperparallel.graph.passes.mask import fold_masks
 from hyperparallel.graph.passes.overlap import overlap
-from hyperparallel.graph.passes.partition import partition, reduction
+from hyperparallel.graph.passes.partition import gradient_reduction, partition
 from hyperparallel.graph.passes.peephole.sweeps import peephole
-from hyperparallel.graph.passes.tidy import tidy
 from hyperparallel.graph.probe import probe
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.plan.decide import Decisions, decide
 from hyperparallel.plan.plan import Plan
-from hyperparallel.shard.rules.operands import whole
+from hyperparallel.shard.rules.operands import uncut
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.shard.rules.table import is_random, rule_for
 from hyperparallel.workload import Workload
 
 JointPass = Callable[[Captured], Any]
 RankPass = Callable[[RankProgram], RankProgram]
-JOINT_PASSES: tuple[JointPass, ...] = (fold_masks, tidy)
 RANK_PASSES: tuple[RankPass, ...] = (peephole, coalesce, bucket, overlap)
 
 
@@ -69,7 +66,7 @@ class Built:
 
     def reduction_program(self, program: RankProgram) -> RankProgram:
         """The program that finishes the gradients of one built with `defer`."""
-        return self._passed(reduction(program, self.workload, self.decisions))
+        return self._passed(gradient_reduction(program, self.workload, self.decisions))
 
     def _passed(self, program: RankProgram) -> RankProgram:
         for rank_pass in self.rank_passes:
@@ -90,7 +87,7 @@ def build(
     whole_outputs: bool = False,
     micro_batches: int = 1,
     rates: Rates | None = None,
-    joint_passes: Sequence[JointPass] = JOINT_PASSES,
+    joint_passes: Sequence[JointPass] = (),
     rank_passes: Sequence[RankPass] = RANK_PASSES,
 ) -> Built:
     """Capture, extract and decide: everything up to the ranks' own programs.
@@ -124,7 +121,7 @@ def captured_model(
     as_is: bool = False,
     loss: str | None = None,
     grad_outputs: Sequence[str] | None = None,
-    joint_passes: Sequence[JointPass] = JOINT_PASSES,
+    joint_passes: Sequence[JointPass] = (),
 ) -> Captured:
     """The joint graph of a module after the passes over it; see `build` for the arguments.
 
@@ -185,6 +182,6 @@ def rules_of(captured: Captured, workload: Workload) -> dict[str, Rule]:
     targets = {n.name: n.target for n in captured.graph.nodes if n.op == "call_function"}
     rules: dict[str, Rule] = {}
     for op in workload.ops:
-        known = whole(op, workload.values) if op.layouts else rule_for(op, workload.values)
+        known = uncut(op, workload.values) if op.layouts else rule_for(op, workload.values)
         rules[op.name] = known or probe(op, workload.values, targets[op.name])
     return rules

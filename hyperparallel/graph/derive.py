@@ -7,7 +7,7 @@ collectives are read off. Where pieces are uneven the first rank holds the large
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from hyperparallel.cluster import Rates
 from hyperparallel.graph.build import Built, build
+from hyperparallel.graph.capture.batch_tree import call_of
 from hyperparallel.graph.program import Transfer
 from hyperparallel.plan.derived import BlockLayout, Communication, Derived, ParamLayout
 from hyperparallel.plan.plan import Plan
@@ -24,13 +25,24 @@ from hyperparallel.shard.spec import Spec
 def derive(
     model: nn.Module,
     plan: Plan,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    batch: Any,
     *,
     loss: str | None = None,
     rates: Rates | None = None,
 ) -> Derived:
-    """Derive a plan for a model and an example batch; the model may be on the meta device."""
+    """Every layout and collective that follows from a plan, for a model and an example of its global batch.
+
+    batch: a mapping of keyword arguments, a tuple of positional ones, or one tensor. loss: see `build`. The
+    model may be on the meta device. Raises `PlanError`/`LayoutError` for a plan that does not fit it and
+    `CaptureError` for a module that cannot be captured.
+
+    >>> import torch
+    >>> from hyperparallel.layout import Mesh
+    >>> found = derive(nn.Linear(4, 2), Plan(Mesh((2,), ("dp",))), torch.zeros(8, 4))
+    >>> found.inputs["input"], [c.kind for c in found.communications]
+    (Mesh((2,), ("dp",))("dp", None), ['all_reduce'])
+    """
+    args, kwargs = call_of(batch)
     return derived(build(model, plan, args, kwargs, loss=loss, rates=rates))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hyperparallel.shard.rules.operands import whole
+from hyperparallel.shard.rules.operands import uncut
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.workload import Op, Ref, Value
 
@@ -57,7 +57,7 @@ def probe(op: Op, values: Mapping[str, Value], target: Callable[..., Any]) -> Ru
             f'register_rule("{op.target}", "...") gives it one',
             stacklevel=2,
         )
-    return whole(op, values)
+    return uncut(op, values)
 
 
 def _shapes(op: Op, values: Mapping[str, Value]) -> Iterator[Any]:

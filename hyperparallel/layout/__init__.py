@@ -7,11 +7,10 @@ nothing here imports torch or talks to a device.
 """
 
 from hyperparallel.layout.dtensor_form import from_placements, placements
+from hyperparallel.layout.entries import REDUCTIONS
 from hyperparallel.layout.exchange import MovedBlock
-from hyperparallel.layout.layout import REDUCTIONS, Layout
-from hyperparallel.layout.mesh import Mesh
+from hyperparallel.layout.layout import Layout, Mesh, is_even
 from hyperparallel.layout.reshard import Costs, find_steps, reshard
-from hyperparallel.layout.shards import is_even
 from hyperparallel.layout.steps import (
     AllGather,
     AllReduce,

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hyperparallel.errors import LayoutError
-from hyperparallel.layout.layout import Layout
-from hyperparallel.layout.mesh import Mesh
+from hyperparallel.layout.layout import Layout, Mesh
 
 Placement = tuple[str] | tuple[str, int] | tuple[str, str]
 """("replicate",), ("shard", dim) or ("partial", op)."""
@@ -38,7 +37,7 @@ def from_placements(mesh: Mesh, given: Sequence[Placement], ndim: int, tier: str
     """The layout of a tensor with `ndim` dims whose axes do what `given` says, in mesh order.
 
     >>> from_placements(Mesh((2, 2), ("dp", "tp")), (("shard", 1), ("replicate",)), 2)
-    Layout((2, 2), ("dp", "tp"))(None, "dp")
+    Mesh((2, 2), ("dp", "tp"))(None, "dp")
     """
     if len(given) != len(mesh.names):
         raise LayoutError("placements", tuple(given), f"one per axis of {mesh.names}")

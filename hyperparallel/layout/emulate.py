@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from hyperparallel.layout.exchange import MovedBlock
 from hyperparallel.layout.layout import Layout
-from hyperparallel.layout.shards import slices
 from hyperparallel.layout.steps import (
     AllGather,
     AllReduce,
@@ -67,7 +66,7 @@ def cut(layout: Layout, whole: Array, rng: np.random.Generator | None = None) ->
     for rank in layout.mesh.ranks:
         at = layout.mesh.coordinate(rank)
         share = shares[tuple(at[axis] for axis, _ in layout.partial)]
-        held[rank] = share[slices(layout, whole.shape, rank)].copy()
+        held[rank] = share[layout.slices(whole.shape, rank)].copy()
     return held
 
 
@@ -82,7 +81,7 @@ def join(layout: Layout, held: Mapping[int, Array], shape: Sequence[int]) -> Arr
     first = values[layout.mesh.ranks[0]]
     whole, filled = np.zeros(tuple(shape), first.dtype), np.zeros(tuple(shape), bool)
     for rank in layout.mesh.ranks:
-        place = slices(layout, shape, rank)
+        place = layout.slices(shape, rank)
         if values[rank].shape != whole[place].shape:
             raise ValueError(f"rank {rank} holds {values[rank].shape}, not {whole[place].shape}")
         if not np.array_equal(whole[place][filled[place]], values[rank][filled[place]]):
@@ -160,7 +159,7 @@ def _split(step: Step, dim: int, value: Array, members: Sequence[int], shape: tu
 
 
 def _inside(step: Step, shape: tuple[int, ...], rank: int) -> tuple[slice, ...]:
-    before, after = slices(step.src, shape, rank), slices(step.dst, shape, rank)
+    before, after = step.src.slices(shape, rank), step.dst.slices(shape, rank)
     return tuple(
         slice(new.start - old.start, new.stop - old.start) for old, new in zip(before, after, strict=True)
     )

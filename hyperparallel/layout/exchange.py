@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from hyperparallel.layout.grid import Grid
 from hyperparallel.layout.layout import Layout
-from hyperparallel.layout.mesh import Mesh
 from hyperparallel.layout.shards import check_shape, intervals
 
 
@@ -38,21 +38,21 @@ DimCut = tuple[dict[str, int], int, int]
 """One piece of one dim: its index along each axis, start, stop."""
 
 
-def pieces(src: Layout, dst: Layout, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
+def moved_blocks(src: Layout, dst: Layout, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
     """All blocks that make the pieces of `dst` from those of `src`; they tile each piece of `dst`.
 
     Empty blocks are left out. On one mesh, axes pending in `src` must be pending in `dst`.
 
     >>> from hyperparallel.layout import Mesh
     >>> two = Mesh((2,), ("dp",))
-    >>> [piece[:2] for piece in pieces(two("dp"), Mesh((1,), ("x",), (7,))(None), (4,))]
+    >>> [piece[:2] for piece in moved_blocks(two("dp"), Mesh((1,), ("x",), (7,))(None), (4,))]
     [(0, 7), (1, 7)]
     """
-    shape = check_shape(src, check_shape(dst, shape))
+    shape = check_shape(src.dims, check_shape(dst.dims, shape))
     old = [_cuts(size, axes, src.mesh) for size, axes in zip(shape, src.dims, strict=True)]
     found = []
     for turn, rank in enumerate(dst.mesh.ranks):
-        wanted = intervals(dst, shape, rank)
+        wanted = intervals(dst.mesh, dst.dims, shape, rank)
         start_at = _like_receiver(src, dst, rank, turn)
         meets = [
             [cut for cut in cuts if cut[1] < stop and start < cut[2]]
@@ -81,10 +81,10 @@ def most_sent(found: Sequence[MovedBlock]) -> int:
     return max(sent.values(), default=0)
 
 
-def _cuts(size: int, axes: tuple[str, ...], mesh: Mesh) -> list[DimCut]:
+def _cuts(size: int, axes: tuple[str, ...], grid: Grid) -> list[DimCut]:
     cuts: list[DimCut] = [({}, 0, size)]
     for axis in axes:
-        count = mesh.axis_size(axis)
+        count = grid.axis_size(axis)
         finer = []
         for at, start, stop in cuts:
             piece = -((start - stop) // count)

@@ -1,31 +1,109 @@
-"""A layout: how one tensor lies over the ranks of a mesh, as one frozen, canonical value.
+"""A mesh, and a layout: how one tensor lies over its ranks, both frozen, canonical values.
 
-`Layout((2, 2), ("dp", "tp"))` is a mesh; calling it with one entry per tensor dim gives the layout:
-`None` leaves a dim whole, `"dp"` cuts it, `("dp", "tp")` cuts it nested, first in |dp| pieces and
-each of those in |tp|. One cut of n elements in k makes pieces of ceil(n / k); the last ones are
-smaller or empty. `partial={"tp": "sum"}` says that the value is the sum of what the ranks along tp
-hold; with several such axes the one standing last in the mesh is reduced first, which only matters
-where the operations differ. `tier` is the memory the pieces lie in.
+`Mesh((2, 2), ("dp", "tp"))`, or in the paper's words `Layout((2, 2), ("dp", "tp"))`, is a mesh;
+calling it with one entry per tensor dim gives the layout: `None` leaves a dim whole, `"dp"` cuts
+it, `("dp", "tp")` cuts it nested, first in |dp| pieces and each of those in |tp|. One cut of n
+elements in k makes pieces of ceil(n / k); the last ones are smaller or empty.
+`partial={"tp": "sum"}` says that the value is the sum of what the ranks along tp hold; with several
+such axes the one standing last in the mesh is reduced first, which only matters where the
+operations differ. `tier` is the memory the pieces lie in.
 
 Equal meaning, equal value: axes of size one are dropped, partial axes stand in mesh order, and
-layouts of one mesh object are interned on it, so they compare by identity. Index arithmetic is in
-`shards.py`, text in `text.py`, the way between two layouts in `reshard.py`.
+layouts of one mesh object are interned on it, so they compare by identity. A mesh makes layouts and
+a layout knows its mesh, so both stand here; what they are made of stands below: coordinates and
+groups in `grid.py`, the checks of entries in `entries.py`, index arithmetic in `shards.py`, text in
+`text.py`. The way between two layouts is in `reshard.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
-from hyperparallel.errors import LayoutError, nearest
-from hyperparallel.layout.mesh import Mesh
+from hyperparallel.errors import LayoutError
+from hyperparallel.layout import shards, views
+from hyperparallel.layout.entries import (
+    Dims,
+    DimSpec,
+    Partial,
+    canonical_dims,
+    canonical_partial,
+    check_tier,
+)
+from hyperparallel.layout.grid import Grid
+from hyperparallel.layout.text import read_layout, write_layout
 
-DimSpec = str | int | Sequence[str] | None
-"""One dim as people write it: None or "None", an axis, axes outermost first, or a paper-style
-int."""
 
-REDUCTIONS = ("sum", "max", "min", "prod")
-"""The operations that can be pending on an axis; each is associative and has a neutral element."""
+class Mesh(Grid):
+    """Ranks in a named grid, frozen; calling it makes a `Layout`.
+
+    shape: number of ranks along each axis; names: one per axis; ranks: row-major, 0..size-1 if not
+    given. Raises LayoutError for sizes below one, repeated names, or a rank list of another length.
+
+    >>> mesh = Mesh((2, 2), ("dp", "tp"))
+    >>> mesh
+    Mesh((2, 2), ("dp", "tp"))
+    >>> mesh.coordinate(3), mesh.group(3, "dp")
+    ({'dp': 1, 'tp': 1}, (1, 3))
+    """
+
+    def __init__(
+        self, shape: Sequence[int], names: Sequence[str], ranks: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(shape, names, ranks)
+        self.__dict__["_layouts"] = {}
+
+    def __call__(
+        self,
+        *dims: DimSpec,
+        partial: Mapping[str, str] | None = None,
+        tier: str = "device",
+    ) -> Layout:
+        """The layout of a tensor with one entry per dim: None, an axis, or axes outermost first.
+
+        >>> Mesh((2, 2), ("dp", "tp"))("dp", None).dims
+        (('dp',), ())
+        """
+        return make_layout(self, dims, partial or {}, tier)
+
+    # The rearrangements stand in `views.py`; here they only become methods.
+
+    def slice(self, **picks: int | slice) -> Mesh:
+        """The part of the mesh at an index of an axis (the axis goes) or a range of it (it stays).
+
+        >>> Mesh((2, 2), ("dp", "tp")).slice(dp=1)
+        Mesh((2,), ("tp",), ranks=(2, 3))
+        """
+        return Mesh(*views.slice_grid(self, picks))
+
+    def split(self, name: str, parts: Mapping[str, int]) -> Mesh:
+        """One axis as several, outermost first; the product of their sizes must be its size.
+
+        >>> Mesh((4,), ("world",)).split("world", {"dp": 2, "tp": 2})
+        Mesh((2, 2), ("dp", "tp"))
+        """
+        return Mesh(*views.split_axis(self, name, parts))
+
+    def flatten(self, axes: Sequence[str], name: str) -> Mesh:
+        """Several axes as one, row-major in the order given, standing where the first one stood.
+
+        >>> Mesh((2, 2), ("dp", "tp")).flatten(("tp", "dp"), "world")
+        Mesh((4,), ("world",), ranks=(0, 2, 1, 3))
+        """
+        return Mesh(*views.flatten_axes(self, axes, name))
+
+    def rename(self, names: Mapping[str, str]) -> Mesh:
+        """The same ranks under other axis names.
+
+        >>> Mesh((2,), ("dp",)).rename({"dp": "data"})
+        Mesh((2,), ("data",))
+        """
+        for name in names:
+            self.axis_size(name)
+        return Mesh(self.shape, [names.get(name, name) for name in self.names], self.ranks)
+
+    # Set in __init__ behind the frozen __setattr__.
+    _layouts: dict[object, Layout]
 
 
 class Layout:
@@ -36,18 +114,39 @@ class Layout:
 
     >>> mesh = Layout((2, 2), ("dp", "tp"))
     >>> mesh("dp", None, partial={"tp": "sum"})
-    Layout((2, 2), ("dp", "tp"))("dp", None, partial={"tp": "sum"})
+    Mesh((2, 2), ("dp", "tp"))("dp", None, partial={"tp": "sum"})
     >>> Layout((2, 2), ("dp", "tp"), (("dp", "tp"), None)).slices((5, 3), 1)
     (slice(2, 3, None), slice(0, 3, None))
     """
 
-    __slots__ = ("__weakref__", "_hash", "_lookup", "dims", "mesh", "partial", "tier")
+    __slots__ = ("__weakref__", "_hash", "dims", "mesh", "partial", "tier")
     mesh: Mesh
-    dims: tuple[tuple[str, ...], ...]
-    partial: tuple[tuple[str, str], ...]
+    dims: Dims
+    partial: Partial
     tier: str
     _hash: int
-    _lookup: dict[object, Any]
+
+    # Two arguments give no Layout but a mesh, as in the paper: type checkers are told so.
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        device_matrix: Sequence[int],
+        alias_name: Sequence[str],
+        *,
+        ranks: Sequence[int] | None = None,
+    ) -> Mesh: ...
+
+    @overload
+    def __new__(
+        cls,
+        device_matrix: Sequence[int],
+        alias_name: Sequence[str],
+        tensor_map: Sequence[DimSpec],
+        *,
+        ranks: Sequence[int] | None = None,
+        partial: Mapping[str, str] | None = None,
+        tier: str = "device",
+    ) -> Layout: ...
 
     def __new__(
         cls,
@@ -62,9 +161,12 @@ class Layout:
         """A mesh from two arguments, a layout from three (ints: i-th axis from the right, -1
         none)."""
         mesh = Mesh(device_matrix, alias_name, ranks)
-        if tensor_map is None:
-            return mesh
-        return mesh(*tensor_map, partial=partial, tier=tier)
+        if tensor_map is not None:
+            return mesh(*tensor_map, partial=partial, tier=tier)
+        for field, given, default in (("partial", partial, None), ("tier", tier, "device")):
+            if given != default:
+                raise LayoutError(field, given, "a field of a layout, not of a mesh", "tensor_map too")
+        return mesh
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Layout is frozen; use replace({name}=...)")
@@ -84,30 +186,27 @@ class Layout:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, tuple[object, ...]]:
-        return build, (self.mesh, self.dims, dict(self.partial), self.tier)
+        return make_layout, (self.mesh, self.dims, dict(self.partial), self.tier)
 
     def __repr__(self) -> str:
-        from hyperparallel.layout.text import write
-
-        return write(self)
+        return write_layout(self.mesh, self.dims, self.partial, self.tier)
 
     @staticmethod
     def parse(text: str) -> Layout:
         """The layout that `str` wrote; LayoutError says what is wrong with the text.
 
-        >>> Layout.parse('Layout((2,), ("dp",))("dp", None)').dims
+        >>> Layout.parse('Mesh((2,), ("dp",))("dp", None)').dims
         (('dp',), ())
         """
-        from hyperparallel.layout.text import read
-
-        return read(text)
+        mesh, dims, options = read_layout(text)
+        return Mesh(*mesh)(*dims, **options)
 
     @staticmethod
     def full(mesh: Mesh, ndim: int, tier: str = "device") -> Layout:
         """Every rank holds the whole tensor.
 
         >>> Layout.full(Mesh((2,), ("dp",)), 2)
-        Layout((2,), ("dp",))(None, None)
+        Mesh((2,), ("dp",))(None, None)
         """
         return mesh(*(None,) * ndim, tier=tier)
 
@@ -122,9 +221,9 @@ class Layout:
         """The same layout with some fields changed.
 
         >>> Mesh((2,), ("dp",))("dp").replace(dims=(None,), tier="host")
-        Layout((2,), ("dp",))(None, tier="host")
+        Mesh((2,), ("dp",))(None, tier="host")
         """
-        return build(
+        return make_layout(
             self.mesh if mesh is None else mesh,
             self.dims if dims is None else tuple(dims),
             dict(self.partial if partial is None else partial),
@@ -166,9 +265,7 @@ class Layout:
 
         An empty piece is an empty slice at the end of the piece it was cut from.
         """
-        from hyperparallel.layout.shards import slices
-
-        return slices(self, shape, rank)
+        return shards.slices(self.mesh, self.dims, shape, rank)
 
     def local_shape(self, shape: Sequence[int], rank: int) -> tuple[int, ...]:
         """Shape of the piece that a rank holds of a tensor of global shape `shape`.
@@ -176,15 +273,11 @@ class Layout:
         >>> Mesh((4,), ("dp",))("dp", None).local_shape((5, 2), 3)
         (0, 2)
         """
-        from hyperparallel.layout.shards import slices
-
-        return tuple(part.stop - part.start for part in slices(self, shape, rank))
+        return tuple(part.stop - part.start for part in self.slices(shape, rank))
 
     def largest_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Shape of the largest piece, which the rank with all indices zero holds."""
-        from hyperparallel.layout.shards import largest_shape
-
-        return largest_shape(self, shape)
+        return shards.largest_shape(self.mesh, self.dims, shape)
 
     def global_index(self, shape: Sequence[int], rank: int, local_index: Sequence[int]) -> tuple[int, ...]:
         """The place in the whole tensor of an element of a rank's piece.
@@ -192,18 +285,14 @@ class Layout:
         >>> Mesh((2,), ("dp",))("dp", None).global_index((5, 2), 1, (1, 0))
         (4, 0)
         """
-        from hyperparallel.layout.shards import global_index
-
-        return global_index(self, shape, rank, local_index)
+        return shards.global_index(self.mesh, self.dims, shape, rank, local_index)
 
     def local_index(
         self, shape: Sequence[int], rank: int, global_index: Sequence[int]
     ) -> tuple[int, ...] | None:
         """The place of an element of the whole tensor in a rank's piece; None if it is not
         there."""
-        from hyperparallel.layout.shards import local_index
-
-        return local_index(self, shape, rank, global_index)
+        return shards.local_index(self.mesh, self.dims, shape, rank, global_index)
 
     def owners(
         self, shape: Sequence[int], global_index: Sequence[int]
@@ -213,12 +302,10 @@ class Layout:
         >>> Mesh((2, 2), ("dp", "tp"))("dp").owners((5,), (4,))
         ((2, (1,)), (3, (1,)))
         """
-        from hyperparallel.layout.shards import owners
-
-        return owners(self, shape, global_index)
+        return shards.owners(self.mesh, self.dims, shape, global_index)
 
 
-def build(mesh: Mesh, dims: Sequence[DimSpec], partial: Mapping[str, str], tier: str) -> Layout:
+def make_layout(mesh: Mesh, dims: Sequence[DimSpec], partial: Mapping[str, str], tier: str) -> Layout:
     """The one layout that these arguments mean, interned on its mesh object."""
     try:
         given = tuple(d if d is None or isinstance(d, str | int) else tuple(d) for d in dims)
@@ -228,9 +315,9 @@ def build(mesh: Mesh, dims: Sequence[DimSpec], partial: Mapping[str, str], tier:
         allowed = "axis names, tuples of them, or None; partial: a dict from axis to operation"
         raise LayoutError("tensor_map", (*dims, partial), allowed) from None
     if found is None:
-        clean = _clean_dims(mesh, given)
-        pending = _clean_partial(mesh, partial, clean)
-        _check_tier(tier)
+        clean = canonical_dims(mesh, given)
+        pending = canonical_partial(mesh, partial, clean)
+        check_tier(tier)
         found = _intern(mesh, clean, pending, tier)
         mesh._layouts[key] = found
     return found
@@ -238,8 +325,8 @@ def build(mesh: Mesh, dims: Sequence[DimSpec], partial: Mapping[str, str], tier:
 
 def _intern(
     mesh: Mesh,
-    dims: tuple[tuple[str, ...], ...],
-    partial: tuple[tuple[str, str], ...],
+    dims: Dims,
+    partial: Partial,
     tier: str,
 ) -> Layout:
     """The layout of already canonical fields."""
@@ -253,63 +340,14 @@ def _intern(
         put(found, "partial", partial)
         put(found, "tier", tier)
         put(found, "_hash", hash((mesh._hash, dims, partial, tier)))
-        put(found, "_lookup", {})
         mesh._layouts[key] = found
     return found
 
 
-def _clean_dims(mesh: Mesh, dims: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
-    clean, used = [], set()
-    for dim, entry in enumerate(dims):
-        axes = []
-        for axis in _entry_axes(mesh, entry):
-            if axis in used:
-                raise LayoutError("tensor_map", dims, f"each axis once per tensor; {axis!r} is used twice")
-            used.add(axis)
-            if _axis_size(mesh, axis, f"tensor_map[{dim}]") > 1:
-                axes.append(axis)
-        clean.append(tuple(axes))
-    return tuple(clean)
+def is_even(layout: Layout, shape: Sequence[int]) -> bool:
+    """Whether every cut of the layout divides what it cuts, so that all pieces have the same shape.
 
-
-def _entry_axes(mesh: Mesh, entry: Any) -> tuple[str, ...]:
-    if entry is None or entry == "None":
-        return ()
-    if isinstance(entry, str):
-        return (entry,)
-    if isinstance(entry, int):
-        if not -1 <= entry < len(mesh.names):
-            allowed = f"-1 (whole) or 0 to {len(mesh.names) - 1}, counted from the right"
-            raise LayoutError("tensor_map", entry, allowed)
-        return () if entry == -1 else (mesh.names[len(mesh.names) - 1 - entry],)
-    return tuple(axis for part in entry for axis in _entry_axes(mesh, part))
-
-
-def _clean_partial(
-    mesh: Mesh, partial: Mapping[str, str], dims: Sequence[Sequence[str]]
-) -> tuple[tuple[str, str], ...]:
-    if not partial:
-        return ()
-    cut = {axis for axes in dims for axis in axes}
-    for axis, op in partial.items():
-        _axis_size(mesh, axis, "partial")
-        if axis in cut:
-            raise LayoutError("partial", axis, "an axis that cuts no dim of the same tensor")
-        if op not in REDUCTIONS:
-            raise LayoutError(f"partial[{axis!r}]", op, "one of " + ", ".join(REDUCTIONS))
-    sizes = zip(mesh.names, mesh.shape, strict=True)
-    return tuple((axis, partial[axis]) for axis, size in sizes if axis in partial and size > 1)
-
-
-def _axis_size(mesh: Mesh, axis: object, field: str) -> int:
-    size = mesh._sizes.get(axis) if isinstance(axis, str) else None
-    if size is None:
-        near = nearest(str(axis), mesh.names)
-        known = ", ".join(mesh.names) or "no axis at all"
-        raise LayoutError(field, axis, f"None or one of {known}", near)
-    return size
-
-
-def _check_tier(tier: object) -> None:
-    if not isinstance(tier, str) or not tier.replace("-", "_").isidentifier():
-        raise LayoutError("tier", tier, "a memory name such as device, host or disk")
+    >>> is_even(Mesh((2,), ("dp",))("dp"), (4,)), is_even(Mesh((2,), ("dp",))("dp"), (5,))
+    (True, False)
+    """
+    return shards.divides_evenly(layout.mesh, layout.dims, shape)

@@ -14,8 +14,16 @@ from typing import Any
 
 from hyperparallel.errors import LayoutError
 from hyperparallel.layout.exchange import most_received, most_sent
-from hyperparallel.layout.layout import Layout, _intern, build
-from hyperparallel.layout.routes import RouteProblem, Way, after, by_op, cheapest, place, ways
+from hyperparallel.layout.layout import Layout, _intern, make_layout
+from hyperparallel.layout.routes import (
+    RouteProblem,
+    Way,
+    after,
+    by_op,
+    cheapest_way,
+    place_axes,
+    possible_ways,
+)
 from hyperparallel.layout.shards import check_shape
 from hyperparallel.layout.steps import (
     AllGather,
@@ -72,8 +80,8 @@ def find_steps(
     costs: Costs | None = None,
 ) -> tuple[Step, ...]:
     """`reshard` without its cache."""
-    check_shape(src, shape)
-    check_shape(dst, shape)
+    check_shape(src.dims, shape)
+    check_shape(dst.dims, shape)
     if src == dst:
         return ()
     if src.tier != dst.tier:
@@ -108,8 +116,8 @@ def _on_one_mesh(
     pend = [(axis, op) for axis, op in dst.partial if axis not in kept]
     task = RouteProblem(Traffic(src.mesh._sizes, shape), src.dims, dst.dims, finish, src.free_axes)
     if costs is None:
-        return _steps(src, dst, cheapest(task), pend)
-    options = [_steps(src, dst, way, pend) for way in ways(task)]
+        return _steps(src, dst, cheapest_way(task), pend)
+    options = [_steps(src, dst, way, pend) for way in possible_ways(task)]
     return min(options, key=lambda steps: sum(costs(step, shape, itemsize) for step in steps))
 
 
@@ -176,9 +184,9 @@ def _spread(layout: Layout, shape: tuple[int, ...], finished: tuple[str, ...]) -
     axes = [*layout.free_axes, *finished]
     task = RouteProblem(Traffic(layout.mesh._sizes, shape), layout.dims, layout.dims)
     dims = list(layout.dims)
-    for dim, more in place(task, dims, axes, []):
+    for dim, more in place_axes(task, dims, axes, []):
         dims[dim] += more
-    return build(layout.mesh, dims, {}, layout.tier)
+    return make_layout(layout.mesh, dims, {}, layout.tier)
 
 
 def _load(steps: Sequence[Step], shape: tuple[int, ...]) -> tuple[int, int, int]:

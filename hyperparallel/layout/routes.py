@@ -25,7 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hyperparallel.layout.traffic import Dims, Traffic
+from hyperparallel.layout.entries import Dims
+from hyperparallel.layout.traffic import Traffic
 
 Way = tuple[Any, ...]
 """One step to be: (kind, axes, what its step class takes)."""
@@ -49,7 +50,7 @@ class RouteProblem:
     free: tuple[str, ...] = ()
 
 
-def cheapest(task: RouteProblem) -> list[Way]:
+def cheapest_way(task: RouteProblem) -> list[Way]:
     """The way with the fewest elements received, among those the one with the fewest steps."""
     if not task.reduce:
         return _cut(task, task.src)[1]
@@ -78,7 +79,7 @@ def cheapest(task: RouteProblem) -> list[Way]:
     return best
 
 
-def ways(task: RouteProblem) -> Iterator[list[Way]]:
+def possible_ways(task: RouteProblem) -> Iterator[list[Way]]:
     """Every way that some costs may like, also such as are never fewest bytes."""
     if not task.reduce:
         for form in FORMS:
@@ -149,7 +150,7 @@ def _reduce(
     """
     dims = [have + new for have, new in zip(task.src, early, strict=True)]
     cuts = list(early)
-    for dim, extra in place(task, dims, temporary, _quiet(task, dims)):
+    for dim, extra in place_axes(task, dims, temporary, _quiet(task, dims)):
         cuts[dim] += extra
         dims[dim] += extra
     steps: list[Way] = [("slice", axes, dim) for dim, axes in enumerate(cuts) if axes]
@@ -160,7 +161,7 @@ def _reduce(
         aside = [axis for axis in axes if axis in scattered]
         if aside:
             now = [have + end for have, end in zip(dims, ends, strict=True)]
-            for dim, more in place(task, now, aside, _quiet(task, now)):
+            for dim, more in place_axes(task, now, aside, _quiet(task, now)):
                 ends[dim] += more
         for dim in _least_waste_first(task, dims, ends):
             paid, groups = _scatter(task, dims, dim, ends[dim])
@@ -229,7 +230,7 @@ def _quiet(task: RouteProblem, dims: list[tuple[str, ...]]) -> list[int]:
     return [dim for dim, (have, want) in enumerate(both) if want == have[: len(want)]]
 
 
-def place(
+def place_axes(
     task: RouteProblem, dims: list[tuple[str, ...]], axes: list[str], quiet: list[int]
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Dims for axes that may cut any: one that all divide, else each where least is rounded up."""

@@ -19,10 +19,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hyperparallel.layout.exchange import MovedBlock, most_received, pieces
+from hyperparallel.layout.exchange import MovedBlock, most_received, moved_blocks
 from hyperparallel.layout.layout import Layout
-from hyperparallel.layout.shards import largest_shape
-from hyperparallel.layout.traffic import missing
+from hyperparallel.layout.traffic import received_elements
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Step:
     def num_elements(self, shape: Sequence[int]) -> int:
         """Elements of a tensor of global `shape` that one rank receives; the most of any."""
         mesh = self.src.mesh
-        return missing(mesh._sizes, self.src.dims, self.dst.dims, tuple(shape))
+        return received_elements(mesh._sizes, self.src.dims, self.dst.dims, tuple(shape))
 
     def num_bytes(self, shape: Sequence[int], itemsize: int = 4) -> int:
         """Bytes that one rank receives; the most of any rank.
@@ -89,7 +88,7 @@ class ReduceScatter(Step):
 
     def num_elements(self, shape: Sequence[int]) -> int:
         """(n - 1) other members' shares of the piece a rank keeps."""
-        return (self.group_size - 1) * math.prod(largest_shape(self.dst, shape))
+        return (self.group_size - 1) * math.prod(self.dst.largest_shape(shape))
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class AllReduce(Step):
     def num_elements(self, shape: Sequence[int]) -> int:
         """2 (n - 1) / n of the piece: a reduce-scatter, then a gather."""
         n = self.group_size
-        return 2 * (n - 1) * -(-math.prod(largest_shape(self.dst, shape)) // n)
+        return 2 * (n - 1) * -(-math.prod(self.dst.largest_shape(shape)) // n)
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Permute(Step):
 
     def pieces(self, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
         """Who sends which part of its piece to whom; from a rank to itself: a local copy."""
-        return pieces(self.src, self.dst, shape)
+        return moved_blocks(self.src, self.dst, shape)
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class Pend(Step):
 
     op: str
 
-    def num_elements(self, shape: Sequence[int]) -> int:
+    def num_elements(self, shape: Sequence[int]) -> int:  # noqa: ARG002 -- as every step's
         """Nothing moves."""
         return 0
 
@@ -140,7 +139,7 @@ class Pend(Step):
 class Move(Step):
     """Each rank moves its piece to another memory tier; between ranks nothing moves."""
 
-    def num_elements(self, shape: Sequence[int]) -> int:
+    def num_elements(self, shape: Sequence[int]) -> int:  # noqa: ARG002 -- as every step's
         """Nothing moves between ranks."""
         return 0
 
@@ -151,7 +150,7 @@ class SendRecv(Step):
 
     def pieces(self, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
         """Who sends which part of its piece to whom; from a rank to itself: a local copy."""
-        return pieces(self.src, self.dst, shape)
+        return moved_blocks(self.src, self.dst, shape)
 
     def num_elements(self, shape: Sequence[int]) -> int:
         """Elements that the busiest receiver gets from other ranks."""

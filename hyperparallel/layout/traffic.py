@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Dims = tuple[tuple[str, ...], ...]
-"""Per tensor dim the axes that cut it, outermost first."""
+from hyperparallel.layout.entries import Dims
 
 Numbers = NDArray[np.int64] | int
 CutCounts = tuple[Numbers, Numbers]
@@ -204,12 +203,12 @@ class Traffic:
         return found
 
 
-def missing(sizes: Mapping[str, int], src: Dims, dst: Dims, shape: tuple[int, ...]) -> int:
+def received_elements(sizes: Mapping[str, int], src: Dims, dst: Dims, shape: tuple[int, ...]) -> int:
     """Elements that the rank with most to receive lacks; sizes are the mesh axes' sizes.
 
-    >>> missing({"tp": 4}, (("tp",), ()), ((), ("tp",)), (8, 8))
+    >>> received_elements({"tp": 4}, (("tp",), ()), ((), ("tp",)), (8, 8))
     12
-    >>> missing({"tp": 4}, (("tp",),), ((),), (5,))
+    >>> received_elements({"tp": 4}, (("tp",),), ((),), (5,))
     5
     """
     return Traffic(sizes, shape).missing(src, dst)

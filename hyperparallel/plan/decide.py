@@ -20,7 +20,7 @@ from hyperparallel.plan.plan import Plan, match
 from hyperparallel.plan.split_axes import refine
 from hyperparallel.shard.axis_problem import AxisDecision, AxisTask, Progress
 from hyperparallel.shard.axis_states import WHOLE, AxisState, Choice, Cut, Pending
-from hyperparallel.shard.op_seconds import VIEWS, kind
+from hyperparallel.shard.op_seconds import VIEWS, op_kind
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.shard.solve_axis import constant_ops, solve_axis
 from hyperparallel.shard.spec import FactorCut, Spec, make_spec, spec_of_dims, spec_of_layout
@@ -98,7 +98,7 @@ def _looks(work: Workload, value: str) -> set[str]:
     todo = list(found)
     while todo:
         for op in work.consumers[todo.pop()]:
-            if len(op.inputs) == 1 and kind(op) in VIEWS:
+            if len(op.inputs) == 1 and op_kind(op) in VIEWS:
                 fresh = {made for made in op.outputs if made} - found
                 found |= fresh
                 todo += fresh
@@ -166,7 +166,7 @@ class _Settling:
             if name in self.declared and len(sources[value]) == 1:
                 declared.update(_looks(work, value))
             if name in work.grads:
-                stored = self._stored_cut(name, axis, done)
+                stored = self._stored_cut(name, axis)
                 sinks[work.grads[name]] = value if stored is None else (stored,)
         for value in work.buffers.values():
             sources[value] = (WHOLE,)
@@ -181,7 +181,7 @@ class _Settling:
         trained = {work.params[name] for name in work.grads}
         update = {v: OPTIMIZER_TOUCHES * work.values[v].num_bytes for v in trained}
         pins = {
-            value: dim_place(work, value, layout, axis, done, n) or WHOLE
+            value: dim_place(work, value, layout, axis) or WHOLE
             for value, layout in self.pins.items()
         }
         return AxisTask(
@@ -193,7 +193,7 @@ class _Settling:
             update_bytes=update,
             pins=pins,
             keeps_cuts=axis in self.plan.batch_axes,
-            fixed=written_choices(work, axis, done, n),
+            fixed=written_choices(work, axis),
             reduce=self.plan.reduce,
             gradients=frozenset(work.grads.values()),
             micro_batches=self.micro_batches,
@@ -203,18 +203,17 @@ class _Settling:
     def _param_places(self, name: str, value: str, axis: str, done: Progress) -> tuple[AxisState, ...]:
         if axis in self.plan.batch_axes:
             return (WHOLE,)
-        n = self.mesh.axis_size(axis)
         if name in self.declared:
-            return (dim_place(self.workload, value, self.declared[name][1], axis, done, n) or WHOLE,)
-        return self._free(value, done, n)
+            return (dim_place(self.workload, value, self.declared[name][1], axis) or WHOLE,)
+        return self._free(value, done, self.mesh.axis_size(axis))
 
-    def _stored_cut(self, name: str, axis: str, done: Progress) -> AxisState | None:
+    def _stored_cut(self, name: str, axis: str) -> AxisState | None:
         """The placement in which a batch axis keeps the gradient; None on other axes."""
         if axis not in self.plan.batch_axes:
             return None
-        value, n = self.workload.params[name], self.mesh.axis_size(axis)
+        value = self.workload.params[name]
         if name in self.declared:
-            place = dim_place(self.workload, value, self.declared[name][1], axis, done, n)
+            place = dim_place(self.workload, value, self.declared[name][1], axis)
             if place:
                 return place
         dim, by = self.stored_on_batch.get(name, (0, ""))
@@ -223,14 +222,13 @@ class _Settling:
         return Cut(dim, self.workload.values[value].shape[dim])
 
     def _input_places(self, path: str, value: str, axis: str, done: Progress) -> tuple[AxisState, ...]:
-        n = self.mesh.axis_size(axis)
         if path in self.inputs:
-            return (dim_place(self.workload, value, self.inputs[path][1], axis, done, n) or WHOLE,)
+            return (dim_place(self.workload, value, self.inputs[path][1], axis) or WHOLE,)
         shape = self.workload.values[value].shape
         batch = next(filter(None, (self.workload.values[v].shape for v in self.workload.inputs.values())), ())
         if axis in self.plan.batch_axes and shape and shape[:1] == batch[:1] and shape[0] > 1:
             return (Cut(0, -(-shape[0] // done.values[value])),)
-        return self._free(value, done, n)
+        return self._free(value, done, self.mesh.axis_size(axis))
 
     def _free(self, value: str, done: Progress, n: int) -> tuple[AxisState, ...]:
         shape, taken = self.workload.values[value].shape, done.values[value]

@@ -1,6 +1,6 @@
 """What became of a plan: the layout of every parameter and value, and every collective of a step.
 
-`runtime.derive(model, plan, example_batch)` makes a `Derived`; everything here is plain data
+`hyperparallel.derive(model, plan, example_batch)` makes a `Derived`; everything here is plain data
 without torch, so it can be saved with a run, compared with another run's, and shown on any machine
 (`report.py` in words, `page.py` as a page). Bytes are what one rank receives in one step; time is
 not in here, the simulator prices it.

@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hyperparallel.layout import Layout
-from hyperparallel.shard.axis_problem import Progress
 from hyperparallel.shard.axis_states import WHOLE, AxisState, Choice, Cut, Pending
 from hyperparallel.shard.spec import Spec, spec_of_layout
 from hyperparallel.workload import Op, Workload
@@ -20,9 +19,7 @@ _MOST_FREE = 3
 """Operands that are free each for itself; more are all pending or all whole."""
 
 
-def dim_place(
-    workload: Workload, value: str, layout: Layout, axis: str, done: Progress, n: int
-) -> AxisState | None:
+def dim_place(workload: Workload, value: str, layout: Layout, axis: str) -> AxisState | None:
     """The cut that a layout makes on one axis; None if it makes none."""
     for dim, axes in enumerate(layout.dims):
         if axis in axes:
@@ -31,7 +28,7 @@ def dim_place(
     return None
 
 
-def written_choices(workload: Workload, axis: str, done: Progress, n: int) -> Mapping[str, Sequence[Choice]]:
+def written_choices(workload: Workload, axis: str) -> Mapping[str, Sequence[Choice]]:
     """By op, the choices on one axis that the written layouts leave."""
     found = {}
     for op in workload.ops:
@@ -41,7 +38,7 @@ def written_choices(workload: Workload, axis: str, done: Progress, n: int) -> Ma
 
         def place(value: str, layout: Layout) -> AxisState:
             pending = dict(layout.partial).get(axis)
-            cut = dim_place(workload, value, layout, axis, done, n)
+            cut = dim_place(workload, value, layout, axis)
             return cut or (Pending(pending) if pending else WHOLE)
 
         inputs = [place(value, layout) for value, layout in zip(op.inputs, taken, strict=True)]

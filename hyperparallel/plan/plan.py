@@ -7,22 +7,18 @@ matches nothing is an error. A plan is a value: it prints as a YAML file and rea
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperparallel.errors import NOTHING, PlanError, Words, nearest
-from hyperparallel.foreign_errors import kind, no_yaml, shown
+from hyperparallel.foreign_errors import asked_for, no_yaml, shown
 from hyperparallel.layout import Layout, Mesh
-
-if TYPE_CHECKING:
-    from hyperparallel.plan.derived import Derived
 
 BATCH_NAMES = ("dp", "ddp", "fsdp", "data", "batch", "replica")
 COMPUTE = (None, "bfloat16")
@@ -92,25 +88,6 @@ class Plan:
             return self.batch
         stems = {name: name.rstrip("0123456789_") for name in self.mesh.names}
         return tuple(n for n in self.mesh.names if stems[n] in BATCH_NAMES or n == self.fsdp)
-
-    def derive(self, model: Any, batch: Any) -> Derived:
-        """Every layout and collective that follows from the plan, for a module and a global batch.
-
-        batch: a mapping of keyword arguments, a tuple of positional ones, or one tensor. The module may
-        be on the meta device. Raises `PlanError`/`LayoutError` for a plan that does not fit it and
-        `CaptureError` for a module that cannot be captured.
-        """
-        args, kwargs = _late("hyperparallel.runtime.module.local_batch").call_of(batch)
-        found: Derived = _late("hyperparallel.graph.derive").derive(model, self, args, kwargs)
-        return found
-
-    def certify(self, model: Any, batch: Any, *, seed: int = 0) -> Any:
-        """Run the derived program on virtual ranks against the plain module; returns a `Certificate`.
-
-        Results, gradients and random numbers are compared on a global batch (see `derive`), in this
-        process. The module must hold real weights; it is left unchanged. Raises like `derive`.
-        """
-        return _late("hyperparallel.runtime.module.certify").certify(model, self, batch, seed=seed)
 
     def to_yaml(self) -> str:
         """The plan as the text of a plan file."""
@@ -226,7 +203,7 @@ def _unfit(error: Mapping[str, Any]) -> PlanError:
     if error["type"] == "missing":
         return PlanError(where, NOTHING, f"a value; {entry} is required", _EXAMPLES[entry])
     in_layout = entry in _LAYOUTS and len(location) > 1
-    allowed = "axis names or null, a list for each dimension" if in_layout else kind(error)
+    allowed = "axis names or null, a list for each dimension" if in_layout else asked_for(error)
     return PlanError(where, shown(error["input"]), allowed, _EXAMPLES[entry])
 
 
@@ -237,11 +214,6 @@ def _dtype_name(what: str, given: object, allowed: tuple[str | None, ...]) -> st
         instead = f'{what}="bfloat16"' if name in ("bf16", "float16", "fp16", "half") else None
         raise PlanError(what, given, " or ".join(map(repr, allowed)), instead)
     return name
-
-
-def _late(module: str) -> Any:
-    """A module right of the torch line, bound when called: describing a plan must not load torch."""
-    return importlib.import_module(module)
 
 
 def _axes_entry(axes: tuple[str, ...]) -> DimText:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from hyperparallel.errors import ClusterError, PlanError
 from hyperparallel.plan.wording import seconds_words
 from hyperparallel.planner.cost.constants import Constants
-from hyperparallel.planner.explain.advice import too_large
-from hyperparallel.planner.explain.reasons import Reason, loses, reasons
 from hyperparallel.planner.job import PlanningJob
 from hyperparallel.planner.runnable import missing
+from hyperparallel.planner.search.advice import too_large
+from hyperparallel.planner.search.reasons import Reason, loses, reasons
 from hyperparallel.planner.search.search import OBJECTIVES, Objective, rank_key, search
 from hyperparallel.planner.search.space import EVERYTHING, Limits
 from hyperparallel.planner.search.table import Prediction, StrategyTable
@@ -135,7 +135,7 @@ def plan_job(
     used = constants or Constants()
     scaled: tuple[tuple[int, float], ...] = ()
     if objective == "cost":
-        job, scaled = cheapest(job, limits, used)
+        job, scaled = fewest_device_seconds(job, limits, used)
     found = search(job, objective, limits, used, keep=max(top, SIMULATED) + 1)
     if not found.best:
         raise too_large(job, limits, used)
@@ -230,7 +230,7 @@ def apart(choices: Sequence[PlannedStrategy]) -> Iterator[str]:
             )
 
 
-def cheapest(
+def fewest_device_seconds(
     job: PlanningJob, limits: Limits, constants: Constants
 ) -> tuple[PlanningJob, tuple[tuple[int, float], ...]]:
     """The job on as many devices (halved again and again) as need the fewest device seconds for its step."""

@@ -21,10 +21,10 @@ from typing import Any
 from hyperparallel.errors import UserError
 from hyperparallel.plan.wording import bytes_words, count_words, seconds_words
 from hyperparallel.planner.cost.constants import Constants
-from hyperparallel.planner.explain.advice import smallest
 from hyperparallel.planner.explain.rows import FLOPS_WORDS, tokens_s_device
 from hyperparallel.planner.job import PlanningJob
 from hyperparallel.planner.planning import Planning, plan_job
+from hyperparallel.planner.search.advice import smallest
 from hyperparallel.planner.search.search import Objective
 from hyperparallel.planner.search.space import EVERYTHING, Limits, levels
 
@@ -158,7 +158,7 @@ def noted(points: Iterable[Point]) -> list[str]:
     return list(dict.fromkeys(note for point in points for note in point.notes))
 
 
-def rows(points: Sequence[Point]) -> list[tuple[str, ...]]:
+def point_rows(points: Sequence[Point]) -> list[tuple[str, ...]]:
     """One row of words for each point, under `TITLES`."""
     notes = noted(points)
     found = []
@@ -190,7 +190,7 @@ def to_csv(points: Sequence[Point]) -> str:
     return text.getvalue()
 
 
-def to_json(points: Sequence[Point]) -> str:
+def points_json(points: Sequence[Point]) -> str:
     """The same as a list of records."""
     return json.dumps([point.record() for point in points], indent=1)
 
@@ -248,7 +248,7 @@ def page(points: Sequence[Point], title: str) -> str:
         plot(points, "peak_bytes", "memory a device"),
     ]
     head = "".join(_cells("th", TITLES))
-    body = "".join(f"<tr>{''.join(_cells('td', row))}</tr>" for row in rows(points))
+    body = "".join(f"<tr>{''.join(_cells('td', row))}</tr>" for row in point_rows(points))
     below = "".join(f'<div class="faint">{escape(text)}</div>' for text in captions(points))
     below += "".join(
         f'<div class="note">{number} {escape(note)}</div>' for number, note in enumerate(noted(points), 1)

@@ -35,10 +35,10 @@ def folder_recipe(folder: Path) -> Recipe:
         fields["vocab_size"] = vocab_size
     if (folder / "tokenizer.json").exists():
         fields["tokenizer"] = folder
-    return Recipe(folder.name, partial(build, folder), partial(declare, folder), fields)
+    return Recipe(folder.name, partial(folder_model, folder), partial(folder_plan, folder), fields)
 
 
-def build(folder: Path, config: TrainConfig) -> nn.Module:
+def folder_model(folder: Path, config: TrainConfig) -> nn.Module:  # noqa: ARG001 -- as every recipe's
     """The model, with the folder's weights if it has any and memory is wanted for them."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -54,7 +54,7 @@ def build(folder: Path, config: TrainConfig) -> nn.Module:
     return model
 
 
-def declare(folder: Path, mesh: Mesh) -> Plan:
+def folder_plan(folder: Path, mesh: Mesh) -> Plan:
     """Data parallelism, and tensor parallelism for model types whose weight names are known."""
     kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     layouts = {}

@@ -59,12 +59,12 @@ def split_factors(mesh: Mesh, axes: Sequence[str]) -> tuple[int, ...]:
     )
 
 
-def order_of(mesh: Mesh, factors: Sequence[tuple[str, int]]) -> tuple[str, ...] | None:
+def order_from_factors(mesh: Mesh, factors: Sequence[tuple[str, int]]) -> tuple[str, ...] | None:
     """The inverse: axes in mesh order with their split factors -> the order in which they cut.
 
     None where no order has these factors.
 
-    >>> order_of(Mesh((4, 3, 2), ("a", "b", "c")), [("a", 2), ("b", 2), ("c", 1)])
+    >>> order_from_factors(Mesh((4, 3, 2), ("a", "b", "c")), [("a", 2), ("b", 2), ("c", 1)])
     ('c', 'a', 'b')
     """
     order: list[str] = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hyperparallel.shard.axis_states import WHOLE, Choice, Cut, Pending, choices
-from hyperparallel.shard.op_seconds import kind
+from hyperparallel.shard.op_seconds import op_kind
 from hyperparallel.shard.rules.loss import MEAN
 from hyperparallel.shard.rules.operands import argument
 from hyperparallel.shard.rules.rule import Rule
@@ -65,7 +65,7 @@ def _fits(choice: Choice, found: list[BatchState]) -> bool:
 
 
 def _place(op: Op, choice: Choice, i: int) -> BatchState:
-    place, name = choice.outputs[i], kind(op)
+    place, name = choice.outputs[i], op_kind(op)
     if isinstance(place, Cut):
         return place
     if place == WHOLE and name.startswith("nll_loss"):
@@ -89,7 +89,7 @@ def _passed(op: Op, rule: Rule, found: list[BatchState], reduced: set[BatchState
     # The mean of (a + constant) is the mean of a + constant; of sums this holds for none but all.
     if not groups or (state == OVER_SUM and all(set(group) != there for group in groups)):
         return UNKNOWN
-    numbers = [abs(a) for a in op.args if isinstance(a, (int, float)) and a] if kind(op) in SCALES else []
+    numbers = [abs(a) for a in op.args if isinstance(a, (int, float)) and a] if op_kind(op) in SCALES else []
     by_rows = any(n != 1 and (_divides(rows, n) or _divides(rows, 1 / n)) for n in numbers)
     return UNKNOWN if state == OVER_SUM and by_rows else state
 

@@ -42,10 +42,10 @@ SCORED = (
 the scores could save the others' on a small model, and is what a long batch has no memory for."""
 
 
-def kind(op: Op) -> str:
+def op_kind(op: Op) -> str:
     """The op's name without namespace, overload and underscores.
 
-    >>> kind(Op("v", "aten._unsafe_view.default", (), {}, (), ()))
+    >>> op_kind(Op("v", "aten._unsafe_view.default", (), {}, (), ()))
     'view'
     """
     return op.target.removeprefix("aten.").split(".")[0].strip("_").removeprefix("unsafe_")
@@ -99,23 +99,23 @@ def op_seconds(
 
     taken: how far outer axes cut each factor. num_bytes: of every operand and result, whole on this axis.
     """
-    if kind(op) in VIEWS:
+    if op_kind(op) in VIEWS:
         return 0.0
     touched = sum(held_bytes(num_bytes[v], p, n) for v, p in zip(op.inputs, choice.inputs, strict=True))
     for value, place in zip(op.outputs, choice.outputs, strict=True):
         if value and place:
             touched += held_bytes(num_bytes[value], place, n)
     flops = 0.0
-    if kind(op).startswith(MATMULS):
+    if op_kind(op).startswith(MATMULS):
         flops = 2.0 * math.prod(math.ceil(s / taken.get(f, 1)) for f, s in rule.sizes.items())
-        flops *= 2.0 if kind(op).startswith("scaled_dot_product") else 1.0
+        flops *= 2.0 if op_kind(op).startswith("scaled_dot_product") else 1.0
         flops /= n if choice.factor is not None else 1
     seconds = rates.compute_seconds(flops, touched)
     if choice.inside_fraction:
         first = next(value for value in op.outputs if value)
         received = choice.inside_fraction * num_bytes[first]
         exchange = rates.collective_seconds(axis, received)
-        if kind(op) in SCORED:
+        if op_kind(op) in SCORED:
             exchange -= 0.75 * rates.latency_seconds
-        seconds += (1 if kind(op) in ONE_EXCHANGE else 2) * exchange
+        seconds += (1 if op_kind(op) in ONE_EXCHANGE else 2) * exchange
     return seconds

@@ -38,7 +38,7 @@ from hyperparallel.shard.axis_states import (
     period_key,
     uneven_units,
 )
-from hyperparallel.shard.op_seconds import ORDERLESS, carried_seconds, kind, op_seconds
+from hyperparallel.shard.op_seconds import ORDERLESS, carried_seconds, op_kind, op_seconds
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.workload import Op, Workload
 
@@ -125,7 +125,7 @@ class _AxisProgram:
             if key < 0:
                 key = self._id(("op", shared, len(self.columns)))
                 alike.append((rule, key))
-                inner = periods if kind(op) in ORDERLESS else None
+                inner = periods if op_kind(op) in ORDERLESS else None
                 options = list(fixed or choices(rule, taken, self.task.size, units, inner))
                 if op.name in constant and op.inputs:
                     options = options[:1]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperparallel.errors import UserError, nearest
-from hyperparallel.foreign_errors import kind
+from hyperparallel.foreign_errors import asked_for
 
 
 class TrainConfig(BaseModel):
@@ -68,7 +68,7 @@ def make_config(fields: Mapping[str, Any]) -> TrainConfig:
             close = nearest(name, known)
             allowed = f"one of {', '.join(known)}"
             raise UserError("train config", name, allowed, close) from error
-        raise UserError(name, first["input"], kind(first)) from error
+        raise UserError(name, first["input"], asked_for(first)) from error
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

@@ -39,7 +39,7 @@ class ProgressLine:
     def write(self, record: StepRecord) -> None:
         self._last, self._is_shown = record, False
         if self._live is not None:
-            self._live.update(Text(describe(record, self._steps)))
+            self._live.update(Text(progress_line(record, self._steps)))
             return
         now = time.monotonic()
         if now - self._shown >= self._every_seconds or record.step + 1 == self._steps:
@@ -53,14 +53,14 @@ class ProgressLine:
             self._print(self._last)
 
     def _print(self, record: StepRecord) -> None:
-        self._console.print(Text(describe(record, self._steps)), soft_wrap=True)
+        self._console.print(Text(progress_line(record, self._steps)), soft_wrap=True)
         self._is_shown = True
 
 
-def describe(record: StepRecord, steps: int) -> str:
+def progress_line(record: StepRecord, steps: int) -> str:
     """A record in words.
 
-    >>> describe(StepRecord(39, 4.8123, 1.5, 9.1e-4, 5123.0, 0.12, 812 << 20, 0.8, 32.0), 100)
+    >>> progress_line(StepRecord(39, 4.8123, 1.5, 9.1e-4, 5123.0, 0.12, 812 << 20, 0.8, 32.0), 100)
     'step 40/100  loss 4.812  5.1k tok/s  comm 12%  mem 812 MiB  lr 9.1e-04  norm 1.50  eta 0:00:48'
     """
     left = round((steps - record.step - 1) * record.step_seconds)

@@ -60,7 +60,7 @@ def on_signals(sign: StopSign) -> Iterator[None]:
         yield
         return
 
-    def ask(number: int, frame: Any) -> None:
+    def ask(number: int, frame: Any) -> None:  # noqa: ARG001 -- a signal handler
         sign.ask()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -82,10 +82,10 @@ def gpt(
     )
 
 
-def mpt(size: str, seq: int = 2048) -> Model:
+def foundry_mpt(size: str, seq: int = 2048) -> Model:
     """An MPT as in llm-foundry's benchmarks: a GPT with a vocabulary of 50,368 and `seq` positions.
 
-    >>> mpt("7b").params()
+    >>> foundry_mpt("7b").params()
     6658859008
     """
     if size not in MPT_SIZES:
@@ -117,7 +117,7 @@ def model_preset(name: str) -> Model:
         vocab = 51200 if found.startswith("gpt-") else 50257
         seq = 1024 if found.startswith("gpt2") else 2048
         return replace(gpt(hidden, layers, heads, vocab, seq, found), source=source)
-    return mpt(found.removeprefix("mpt-"))
+    return foundry_mpt(found.removeprefix("mpt-"))
 
 
 def preset_name(name: str) -> str | None:

@@ -89,7 +89,7 @@ class StateSpace:
         """Parameters at a hidden size."""
         return sum(linear.params for linear in self.linears(hidden)) + self.vector_params
 
-    def core_flops(self, seq: int, causal: bool = True) -> float:
+    def core_flops(self, seq: int, causal: bool = True) -> float:  # noqa: ARG002 -- as attention's
         """FLOPs forward for each token between the projections; `causal` has no effect, nothing is masked
         outside a chunk."""
         conv = 2 * self.conv_channels * self.conv

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from hyperparallel.cli.__main__ import app
 from hyperparallel.cli.planning import Wanted, job_of
+from hyperparallel.cluster.files import cluster_yaml
 from hyperparallel.errors import UserError
 from hyperparallel.plan.plan import Plan
 from hyperparallel.simulate import read_trace
@@ -50,7 +51,7 @@ def test_writes_what_is_asked(tmp_path: Path) -> None:
 def test_reads_a_cluster_file_and_a_model_folder(tmp_path: Path) -> None:
     from hyperparallel.cluster.presets import preset
 
-    (tmp_path / "machine.yaml").write_text(preset("a100", 8).to_yaml())
+    (tmp_path / "machine.yaml").write_text(cluster_yaml(preset("a100", 8)))
     config = {"model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128,
               "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
               "max_position_embeddings": 512}  # fmt: skip
@@ -140,7 +141,7 @@ def test_each_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_wrong_cluster_file_is_refused(tmp_path: Path) -> None:
     from hyperparallel.cluster.presets import preset
 
-    text = preset("h100", 16).to_yaml().replace("bytes_s: 5.0e+10", "bytes_s: 400e9")
+    text = cluster_yaml(preset("h100", 16)).replace("bytes_s: 5.0e+10", "bytes_s: 400e9")
     (tmp_path / "m.yaml").write_text(text)
     done = _run("plan", "qwen3-0.6b", "--cluster", str(tmp_path / "m.yaml"))
     assert done.exit_code == 2 and "400 Gb/s is 50e9 bytes/s" in done.stderr
@@ -149,7 +150,7 @@ def test_a_wrong_cluster_file_is_refused(tmp_path: Path) -> None:
 def test_a_machine_without_fabric_is_said_to_be_one_device(tmp_path: Path) -> None:
     from hyperparallel.cluster.presets import preset
 
-    (tmp_path / "m.yaml").write_text(replace(preset("h100"), fabric=()).to_yaml())
+    (tmp_path / "m.yaml").write_text(cluster_yaml(replace(preset("h100"), fabric=())))
     words = ("plan", "qwen3-0.6b", "--cluster", str(tmp_path / "m.yaml"), "--global-batch", "8")
     done = _run(*words)
     assert done.exit_code == 0 and "note: h100 has no fabric, so this plans one device" in done.output

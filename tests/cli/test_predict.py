@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from hyperparallel.cli.__main__ import app
 from hyperparallel.cluster.calibration import describe
+from hyperparallel.cluster.files import cluster_yaml
 from hyperparallel.runtime.calibrate import calibrate
 from hyperparallel.simulate import read_trace
 
@@ -30,7 +31,7 @@ def test_a_predicted_step_is_the_measured_one_on_another_clock(tmp_path: Path) -
     )  # fmt: skip
     timings = calibrate.measure(2, 2, 8e9, tmp_path, work, threads=1)
     cluster, text = tmp_path / "machine.yaml", tmp_path / "text.txt"
-    cluster.write_text(describe(timings, "in a test").to_yaml())
+    cluster.write_text(cluster_yaml(describe(timings, "in a test")))
     text.write_text("a few words to learn from, again and again. " * 200)
 
     predicted, measured = tmp_path / "predicted.json", tmp_path / "measured.json"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hyperparallel.cluster import Cluster, Device, Fabric, Rates, Tier
 from hyperparallel.cluster.presets import preset
+from hyperparallel.cluster.rates import sustained_rates
 from hyperparallel.errors import ClusterError
 
 pytestmark = pytest.mark.pure
@@ -133,14 +134,14 @@ def test_contradictions_are_refused(build: object, field: str) -> None:
 def test_one_device_needs_no_fabric() -> None:
     cluster = machine()
     assert cluster.num_devices == 1 and cluster.dims == ()
-    assert cluster.rates({"tp": 1}).axis_bytes_per_second == {}
+    assert sustained_rates(cluster, {"tp": 1}).axis_bytes_per_second == {}
     with pytest.raises(ClusterError):
         cluster.resized(2)
 
 
 def test_rates_of_an_h100_node_are_the_default_ones() -> None:
     """The layout solver's default ratios are an H100 node's, so both must decide alike."""
-    rates, default = preset("h100").rates(), Rates()
+    rates, default = sustained_rates(preset("h100")), Rates()
     assert rates.flops_per_second == pytest.approx(default.flops_per_second, rel=0.05)
     assert rates.memory_bytes_per_second == pytest.approx(default.memory_bytes_per_second, rel=0.05)
     assert rates.link_bytes_per_second == pytest.approx(default.link_bytes_per_second, rel=0.05)
@@ -149,6 +150,6 @@ def test_rates_of_an_h100_node_are_the_default_ones() -> None:
 
 def test_axes_are_priced_with_the_slowest_link_they_cross() -> None:
     cluster = preset("h100", 64)
-    rates = cluster.rates({"tp": 4, "cp": 4, "dp": 4}).axis_bytes_per_second
+    rates = sustained_rates(cluster, {"tp": 4, "cp": 4, "dp": 4}).axis_bytes_per_second
     assert rates["tp"] == pytest.approx(450e9 * 2 / 3)
     assert rates["cp"] == rates["dp"] == pytest.approx(50e9 * 2 / 3)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hyperparallel.cluster import Cluster, Device, Fabric, Tier
+from hyperparallel.cluster.files import cluster_yaml, parse_cluster
 from hyperparallel.cluster.presets import PRESETS, preset
 from hyperparallel.errors import ClusterError
 
@@ -16,7 +17,7 @@ GPUS = [name for name in PRESETS if name != "laptop"]
 
 def read(cluster: Cluster) -> Cluster:
     """What a file of that machine gives; in Python, any machine can be built."""
-    return Cluster.from_yaml(cluster.to_yaml())
+    return parse_cluster(cluster_yaml(cluster))
 
 
 def with_network(cluster: Cluster, name: str, bytes_s: float) -> Cluster:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperparallel.cluster import Cluster
+from hyperparallel.cluster.files import cluster_yaml
+from hyperparallel.cluster.load import load_cluster
 from hyperparallel.cluster.presets import PRESETS, preset
 from hyperparallel.cluster.presets.laptop import calibrated_path, guessed
 from hyperparallel.errors import ClusterError
@@ -79,7 +80,7 @@ def test_an_unknown_name_is_answered_with_near_ones(given: str, near: str) -> No
     ("given", "name"), [("H100", "h100"), ("GB200 NVL72", "gb200-nvl72"), ("UB_Mesh_1024", "ub-mesh-1024")]
 )
 def test_case_and_dashes_of_a_name_do_not_matter(given: str, name: str) -> None:
-    assert preset(given).name == Cluster.load(given).name == name
+    assert preset(given).name == load_cluster(given).name == name
 
 
 @pytest.mark.parametrize("given", ["", "xyzzy"])
@@ -95,7 +96,7 @@ def test_the_laptop_is_read_from_the_cache_once_it_was_measured(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert preset("laptop") == guessed() and "Not measured" in preset("laptop").notes[0]
     calibrated_path().parent.mkdir(parents=True)
-    calibrated_path().write_text(guessed(ranks=2).to_yaml(), encoding="utf-8")
+    calibrated_path().write_text(cluster_yaml(guessed(ranks=2)), encoding="utf-8")
     assert preset("laptop").num_devices == 2
     calibrated_path().write_text("name: broken", encoding="utf-8")
     with pytest.raises(ClusterError):

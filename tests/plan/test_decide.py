@@ -11,8 +11,10 @@ from torch import nn
 
 from hyperparallel.errors import LayoutError, PlanError
 from hyperparallel.graph.build import Built, build
+from hyperparallel.graph.derive import derive
 from hyperparallel.layout import Layout
 from hyperparallel.plan import Plan
+from hyperparallel.runtime.module.certify import certify
 from tests.graph.capture import families
 from tests.runtime.module import small
 from tests.runtime.module.small import integers, made, numbers
@@ -173,7 +175,7 @@ def test_a_cut_bias_is_not_cut_by_fsdp_in_an_order_that_dtensor_lacks() -> None:
 )
 def test_a_plan_that_does_not_fit_the_model(plan: Plan, error: type[Exception], words: str) -> None:
     with pytest.raises(error) as caught:
-        plan.derive(made(small.Rows), numbers(4, 4))
+        derive(made(small.Rows), plan, numbers(4, 4))
     assert words in str(caught.value), str(caught.value)
 
 
@@ -187,14 +189,14 @@ def test_a_scalar_first_input_does_not_hide_the_batch() -> None:
             y: torch.Tensor = self.linear(x)
             return (y * scale).sum()
 
-    found = Plan(Layout((2,), ("dp",))).derive(Scaled(), (torch.tensor(2.0), torch.ones(4, 4)))
+    found = derive(Scaled(), Plan(Layout((2,), ("dp",))), (torch.tensor(2.0), torch.ones(4, 4)))
     assert found.inputs["x"].dims == (("dp",), ())
     assert found.inputs["scale"].dims == ()
 
 
 def test_a_plan_derives_explains_and_certifies() -> None:
     model, batch = families.seeded("llama", 1)
-    found = PLANS["tp"].derive(model, batch)
+    found = derive(model, PLANS["tp"], batch)
     told = found.explain("model.layers.0.mlp.down_proj.weight")
     assert "stored: dim 1 in 2 by tp" in told and "why: derived: cut by tp" in told
     assert "all_reduce over dp" in told and "grad of model.layers.0.mlp.down_proj.weight" in told
@@ -202,7 +204,7 @@ def test_a_plan_derives_explains_and_certifies() -> None:
     assert "declared by 'model.layers.*.gate_proj.weight'" in told
     with pytest.raises(PlanError, match=r"nearest: model\.layers\.0\.mlp\.down_proj\.weight"):
         found.explain("model.layers.0.mlp.down_proj.weigt")
-    certificate = PLANS["tp"].certify(model, batch)
+    certificate = certify(model, PLANS["tp"], batch)
     assert certificate.holds(1e-4) and certificate.num_ranks == 4  # float32
 
 
@@ -210,12 +212,12 @@ def test_a_meta_model_derives_like_a_real_one() -> None:
     model, batch = families.seeded("llama", 1)
     with torch.device("meta"):
         empty = families.llama(1).train()
-    assert PLANS["fsdp"].derive(empty, batch) == PLANS["fsdp"].derive(model, batch)
+    assert derive(empty, PLANS["fsdp"], batch) == derive(model, PLANS["fsdp"], batch)
 
 
 def test_ties_are_declared_by_any_of_their_names() -> None:
     mesh = Layout((2,), ("tp",))
     for name in ("embed.weight", "head.weight"):
-        found = Plan(mesh, {name: mesh("tp", None)}).derive(made(small.Tied), integers(7, 4, 5))
+        found = derive(made(small.Tied), Plan(mesh, {name: mesh("tp", None)}), integers(7, 4, 5))
         assert [p.name for p in found.params] == ["embed.weight"]
         assert found.params[0].stored.dims == (("tp",), ()) and found.params[0].declared

@@ -14,12 +14,12 @@ from hyperparallel.cluster.presets import preset
 from hyperparallel.errors import PlanError
 from hyperparallel.plan.wording import bytes_words
 from hyperparallel.planner.cost.constants import Constants
-from hyperparallel.planner.explain.reasons import LEAST_LOSS, neighbours, reasons
 from hyperparallel.planner.explain.rows import COLUMNS, lines, rows, to_json
 from hyperparallel.planner.job import PlanningJob, default_batch, default_seq
 from hyperparallel.planner.planning import Planning, plan_job
 from hyperparallel.planner.runnable import missing, to_plan
-from hyperparallel.planner.search.axis_order import place
+from hyperparallel.planner.search.axis_order import place_words
+from hyperparallel.planner.search.reasons import LEAST_LOSS, neighbours, reasons
 from hyperparallel.planner.search.search import search
 from hyperparallel.planner.search.space import Limits
 from hyperparallel.planner.search.table import predict
@@ -271,9 +271,9 @@ def test_the_largest_run_that_was_fitted_is_one_number() -> None:
 
 def test_places_name_the_tier_that_an_axis_crosses() -> None:
     one = job("llama3.1-8b", "cloudmatrix384", 768)
-    assert place(one, Strategy(tp=2, dp=384), "tp") == " (inside package)"
-    assert place(one, Strategy(tp=16, dp=48), "tp") == " (inside node)"
-    assert place(one, Strategy(tp=32, dp=24), "tp") == " (across supernode)"
+    assert place_words(one, Strategy(tp=2, dp=384), "tp") == " (inside package)"
+    assert place_words(one, Strategy(tp=16, dp=48), "tp") == " (inside node)"
+    assert place_words(one, Strategy(tp=32, dp=24), "tp") == " (across supernode)"
     assert tier_names(one.cluster) == ["package", "node", "supernode", "roce"]
 
 

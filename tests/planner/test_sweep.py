@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from hyperparallel.cli.__main__ import app
 from hyperparallel.cli.planning import Wanted, planned
 from hyperparallel.cli.sweep import points_of
+from hyperparallel.cluster.files import cluster_yaml
 from hyperparallel.plan.wording import bytes_words
 from hyperparallel.planner.explain.rows import rows as plan_rows
 from hyperparallel.planner.job import PlanningJob
@@ -30,11 +31,11 @@ from hyperparallel.planner.sweep import (
     page,
     plot,
     point_of,
-    rows,
+    point_rows,
+    points_json,
     series,
     sweep,
     to_csv,
-    to_json,
     varied,
 )
 from tests.planner.sample import job, tight
@@ -52,7 +53,7 @@ def test_every_point_is_the_first_row_of_its_plan() -> None:
     plannings = [plan_job(one) for one in jobs]
     assert [p.planning and p.planning.best for p in points] == [planning.best for planning in plannings]
     assert varied(points) == ["devices", "seq"]
-    for point, words, planning in zip(points, rows(points), plannings, strict=True):
+    for point, words, planning in zip(points, point_rows(points), plannings, strict=True):
         plan, *numbers = plan_rows(planning)[0]
         assert words[5:10] == (*numbers[:4], plan)
         record = point.record()
@@ -79,7 +80,7 @@ def test_every_objective_of_plan(objective: Objective, tmp_path: Path) -> None:
 
 def test_forms_agree() -> None:
     points = sweep([job("qwen3-0.6b", devices=n) for n in (8, 16, 32)])
-    lines, records = list(csv.DictReader(io.StringIO(to_csv(points)))), json.loads(to_json(points))
+    lines, records = list(csv.DictReader(io.StringIO(to_csv(points)))), json.loads(points_json(points))
     assert [set(row) for row in lines] == [set(COLUMNS)] * 3
     for row, record in zip(lines, records, strict=True):
         assert float(row["step_seconds"]) == record["step_seconds"]
@@ -90,7 +91,7 @@ def test_forms_agree() -> None:
     cells = re.findall(r"<t[hd] [^>]*>([^<]*)<", text)
     assert [tuple(cells[i : i + len(TITLES)]) for i in range(0, len(cells), len(TITLES))] == [
         TITLES,
-        *rows(points),
+        *point_rows(points),
     ]
     assert not re.search(r"\de[+-]\d", text)
 
@@ -101,9 +102,9 @@ def test_notes_of_plan_are_marked_and_listed_once() -> None:
     notes = noted(points)
     assert points[0].notes == () and len(notes) == 1 and "consistency-checked, not validated" in notes[0]
     assert [p.notes for p in points[1:]] == [plan_job(one).warnings for one in large]
-    assert [row[-1] for row in rows(points)] == ["", "1", "1"]
+    assert [row[-1] for row in point_rows(points)] == ["", "1", "1"]
     assert page(points, "t").count(notes[0]) == 1
-    assert [r["notes"] for r in json.loads(to_json(points))] == [[], notes, notes]
+    assert [r["notes"] for r in json.loads(points_json(points))] == [[], notes, notes]
     words = ("qwen3-0.6b", "--cluster", "h100", "--devices", "16384", "--seq", "1024,2048")
     assert run(*words).output.count("consistency-checked, not validated") == 1
 
@@ -187,7 +188,7 @@ def test_only_a_sweep_without_any_plan_is_an_error(tmp_path: Path) -> None:
 
 def test_rows_without_a_plan_name_a_machine_as_the_others_do(tmp_path: Path) -> None:
     machine, file = tmp_path / "own.yaml", tmp_path / "s.json"
-    machine.write_text(replace(job("qwen3-0.6b", "cloudmatrix384", 768).cluster, name="mine").to_yaml())
+    machine.write_text(cluster_yaml(replace(job("qwen3-0.6b", "cloudmatrix384", 768).cluster, name="mine")))
     done = run("qwen3-0.6b", "--cluster", str(machine), "--devices", "64,1024", "--json", str(file))
     assert done.exit_code == 0, done.output
     assert [r["cluster"] for r in json.loads(file.read_text())] == ["mine", "mine"]

@@ -16,7 +16,7 @@ from torch.distributed.tensor import distribute_tensor
 from hyperparallel.errors import LayoutError
 from hyperparallel.layout import Layout, Mesh
 from hyperparallel.runtime.module.as_dtensor import Presenter, local_piece
-from hyperparallel.shard.axis_orders import axis_order, is_said_by_strides, order_of, split_factors
+from hyperparallel.shard.axis_orders import axis_order, is_said_by_strides, order_from_factors, split_factors
 from hyperparallel.shard.spec import Spec, spec_of_layout
 
 MESH = Mesh((2, 3, 2), ("a", "b", "c"))
@@ -28,12 +28,12 @@ ORDERS = [order for n in (1, 2, 3) for order in itertools.permutations("abc", n)
 def test_orders_and_split_factors_are_inverse(order: tuple[str, ...]) -> None:
     factors = dict(zip(order, split_factors(MESH, order), strict=True))
     in_mesh_order = [(axis, factors[axis]) for axis in MESH.names if axis in factors]
-    assert order_of(MESH, in_mesh_order) == order
+    assert order_from_factors(MESH, in_mesh_order) == order
 
 
 @pytest.mark.pure
 def test_no_order_has_these_factors() -> None:
-    assert order_of(MESH, [("a", 5), ("c", 1)]) is None
+    assert order_from_factors(MESH, [("a", 5), ("c", 1)]) is None
 
 
 @pytest.mark.pure

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hyperparallel.errors import ModelError
-from hyperparallel.workload.presets import gpt, load_model, model_names, model_preset, mpt
+from hyperparallel.workload.presets import foundry_mpt, gpt, load_model, model_names, model_preset
 
 pytestmark = pytest.mark.pure
 
@@ -99,7 +99,7 @@ def test_extra_predictions_of_deepseek_v3() -> None:
     ],
 )
 def test_mpt_by_sequence_length(size: str, seq: int, params: int) -> None:
-    assert mpt(size, seq).params() == params
+    assert foundry_mpt(size, seq).params() == params
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_an_unknown_name_is_answered_with_near_ones() -> None:
     with pytest.raises(ModelError, match=r"got 'llama4-8b'.*write llama.*-8b"):
         load_model("llama4-8b")
     with pytest.raises(ModelError, match=r"mpt size.*'8b'.*125m"):
-        mpt("8b")
+        foundry_mpt("8b")
     with pytest.raises(ModelError, match="divisor of the hidden size 100"):
         gpt(100, 2, 7)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.device import Device, Gemm
 from hyperparallel.cluster.fabric import Fabric
+from hyperparallel.cluster.files import read_cluster
 from hyperparallel.cluster.tiers import Tier
 
 _GUESS = "a guess; `hyperparallel doctor --calibrate` measures it"
@@ -26,9 +27,7 @@ def laptop() -> Cluster:
     """The measured description of this machine where there is one, else that of a common laptop."""
     path = calibrated_path()
     if path.is_file():
-        from hyperparallel.cluster.files import read
-
-        return read(path)
+        return read_cluster(path)
     return guessed()
 
 

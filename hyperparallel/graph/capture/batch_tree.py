@@ -25,6 +25,17 @@ from hyperparallel.errors import UserError
 _PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, type(None))
 
 
+def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as positional and keyword arguments: a mapping is keywords, a tuple or list positions.
+
+    >>> call_of({"x": 1}), call_of((1, 2)), call_of(3)
+    (((), {'x': 1}), ((1, 2), {}), ((3,), {}))
+    """
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch), {}) if isinstance(batch, (tuple, list)) else ((batch,), {})
+
+
 @dataclass(frozen=True)
 class Tree:
     """One level of nesting: how to take an object apart, and how to build it again.

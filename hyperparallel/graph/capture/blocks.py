@@ -177,7 +177,7 @@ class _Marker:
         node.meta["block"] = (stack.kind(index), index, f"{base}_{count}" if count else base)
 
 
-def interleaved(graph: fx.Graph, stack: Stack) -> str:
+def why_interleaved(graph: fx.Graph, stack: Stack) -> str:
     """Why the marked nodes of `stack` do not run block by block; "" if they do.
 
     Forward nodes must come in the order of the blocks with nothing between them, backward nodes in

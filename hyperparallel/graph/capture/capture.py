@@ -25,17 +25,17 @@ from torch.fx._lazy_graph_module import _LazyGraphModule  # checked on torch 2.1
 
 from hyperparallel.errors import CaptureError
 from hyperparallel.graph.capture.batch_tree import CallTree, Tree, call_tree
-from hyperparallel.graph.capture.blocks import Stack, find_stacks, interleaved, mark_blocks
-from hyperparallel.graph.capture.constants import lift_constants
+from hyperparallel.graph.capture.blocks import Stack, find_stacks, mark_blocks, why_interleaved
 from hyperparallel.graph.capture.kept_blocks import Reduction, Watch, reduce_stack
 from hyperparallel.graph.capture.naming import Names, name_graph
 from hyperparallel.graph.capture.precision import check_compute, computing
 from hyperparallel.graph.capture.repeat_blocks import NotUniform, Result, check_order, stamp
 from hyperparallel.graph.capture.skeleton import batch_device, fake_tensor, named_tensors, skeleton
 from hyperparallel.graph.capture.trace import Trace, trace
-from hyperparallel.graph.passes.mask import fold_mask_nodes
-from hyperparallel.graph.passes.promote import promote
-from hyperparallel.graph.passes.tidy import tidy_graph
+from hyperparallel.graph.joint.constants import lift_constants
+from hyperparallel.graph.joint.mask import fold_masks
+from hyperparallel.graph.joint.promote import promote
+from hyperparallel.graph.joint.tidy import tidy_graph
 from hyperparallel.graph.region.tracing import Tracing, lift_regions, tracing
 from hyperparallel.layout import Mesh
 
@@ -163,7 +163,7 @@ class _Task:
 
     def run(self, strict: bool | None, reductions: list[Reduction]) -> Captured:
         watches = [Watch(reduction) for reduction in reductions]
-        with tracing(self.mesh, lambda device: computing(self.compute, device)) as regions:
+        with tracing(self.mesh, capture, lambda device: computing(self.compute, device)) as regions:
             found = self._trace(strict, watches, regions)
         names = name_graph(found, self.call)
         graph = found.graph_module.graph
@@ -173,11 +173,11 @@ class _Task:
         promote(graph)
         mark_blocks(graph, self.stacks)
         for watch in watches:
-            doubt = watch.doubt or interleaved(graph, watch.reduction.stack)
+            doubt = watch.doubt or why_interleaved(graph, watch.reduction.stack)
             if doubt:
                 raise NotUniform(doubt)
         tidy_graph(graph)
-        fold_mask_nodes(graph)
+        fold_masks(graph)
         params, buffers = named_tensors(self.module)
         if reductions:
             self._stamp(graph, names, reductions, [*params, *buffers])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hyperparallel.graph.local.local_op import LocalOp
+from hyperparallel.shard.rules.factories import DRAWN, DRAWN_LIKE
 
 aten = torch.ops.aten
 Form = Callable[[LocalOp], tuple[Any, ...]]
@@ -59,22 +60,7 @@ def _dropout(local: LocalOp) -> tuple[Any, ...]:
 
 
 FORMS: dict[str, Form] = {
-    **dict.fromkeys(("aten.rand", "aten.randn", "aten.randint", "aten.normal.float_float"), _drawn),
-    **dict.fromkeys(
-        (
-            "aten.rand_like",
-            "aten.randn_like",
-            "aten.randint_like",
-            "aten.bernoulli.p",
-            "aten.normal_functional",
-            "aten.uniform",
-            "aten.exponential",
-            "aten.log_normal",
-            "aten.geometric",
-            "aten.cauchy",
-            "aten.random",
-        ),
-        _drawn_like,
-    ),
+    **dict.fromkeys(DRAWN, _drawn),
+    **dict.fromkeys(DRAWN_LIKE, _drawn_like),
     "aten.native_dropout": _dropout,
 }

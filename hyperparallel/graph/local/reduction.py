@@ -63,7 +63,7 @@ def squares(x: torch.Tensor, mean: torch.Tensor, dims: list[int]) -> torch.Tenso
     return (x - mean).square().sum(dims, keepdim=True)
 
 
-def spread(total: torch.Tensor, freedom: float, root: bool) -> torch.Tensor:
+def variance(total: torch.Tensor, freedom: float, root: bool) -> torch.Tensor:
     """Variance (or its root) from a sum of squares and the degrees of freedom."""
     variance = total / max(freedom, 0.0)
     return variance.sqrt() if root else variance
@@ -157,7 +157,7 @@ def _variance(dims_at: int | None, corrected: bool, root: bool) -> Form:
         sums = local.emit(torch.ops.aten.sum.dim_IntList, x, dims, True)
         mean = local.emit(mean_of, local.reduce_over(sums, "sum", lost), count)
         total = local.reduce_over(local.emit(squares, x, mean, dims), "sum", lost)
-        results = [local.emit(spread, total, count - correction, root), mean][: len(local.op.outputs)]
+        results = [local.emit(variance, total, count - correction, root), mean][: len(local.op.outputs)]
         results = [local.emit(like, r, local.args[0]) for r in results]
         shape = list(local.output_shape())
         if not keep:

@@ -38,7 +38,7 @@ def _sized(position: int) -> Form:
     return form
 
 
-def _part(local: LocalOp, dim: int, parts: tuple[str, ...], start: int) -> tuple[int, int] | None:
+def _part(local: LocalOp, parts: tuple[str, ...], start: int) -> tuple[int, int] | None:
     """Start and end of an equal part of a dim made of (part, inner), if `inner` is cut."""
     if len(parts) != 2 or parts[1] not in local.pieces:
         return None
@@ -52,7 +52,7 @@ def _slice(local: LocalOp) -> tuple[Any, ...]:
     dim = local.argument(1, "dim", 0) % len(dims)
     whole = local.global_shape(dims)[dim]
     start, _ = bounds(whole, local.argument(2, "start"), local.argument(3, "end"))
-    part = _part(local, dim, dims[dim], start)
+    part = _part(local, dims[dim], start)
     if part is None:
         return local.call()
     return (local.emit(aten.slice.Tensor, local.args[0], dim, *part),)
@@ -65,7 +65,7 @@ def _slice_backward(local: LocalOp) -> tuple[Any, ...]:
     dim = local.argument(2, "dim") % len(dims)
     start, end = bounds(local.global_shape(dims)[dim], *local.args[3:5])
     step = local.argument(5, "step", 1)
-    part = _part(local, dim, dims[dim], start) or (start, end)
+    part = _part(local, dims[dim], start) or (start, end)
     return local.call((local.args[0], shape, dim, *part, step))
 
 

@@ -45,12 +45,12 @@ def partition(
 ) -> RankProgram:
     """The program of `rank` (a rank of the plan's mesh).
 
-    defer: leave gradients pending where that takes no more memory (`reduction` does the rest later).
+    defer: leave gradients pending where that takes no more memory (`gradient_reduction` does the rest later).
     """
     return _Partition(captured, workload, rules, decisions, rank, defer).run()
 
 
-def reduction(program: RankProgram, workload: Workload, decisions: Decisions) -> RankProgram:
+def gradient_reduction(program: RankProgram, workload: Workload, decisions: Decisions) -> RankProgram:
     """The program that takes deferred gradients to the layouts their parameters are stored in."""
     graph = fx.Graph()
     places: dict[str, fx.Node] = {}

@@ -42,7 +42,7 @@ WRAPPED = 3
 """Arguments of `unless_empty` before those of the op."""
 
 
-def listed(nodes: Sequence[fx.Node]) -> list[Instruction]:
+def unsized_instructions(nodes: Sequence[fx.Node]) -> list[Instruction]:
     """The nodes in order, without sizes: names, kinds and what they need of one another."""
     place = {node: i for i, node in enumerate(nodes)}
     found = []
@@ -76,7 +76,8 @@ def instructions(
         sizes.run(node)
     old = set(map(storage, tensors(list(sizes.made.values()))))
     found = [
-        replace(one, **sizes.run(node)) for one, node in zip(listed(part.nodes), part.nodes, strict=True)
+        replace(one, **sizes.run(node))
+        for one, node in zip(unsized_instructions(part.nodes), part.nodes, strict=True)
     ]
     kept = old.union(*(map(storage, tensors(sizes.made[node])) for node in part.outputs))
     found = with_reuse(found, part.nodes, sizes.made)

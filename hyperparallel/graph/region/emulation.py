@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hyperparallel.errors import UserError
-from hyperparallel.graph.region.layouts import whole_shape
+from hyperparallel.graph.region.layouts import joined_shape
 from hyperparallel.graph.region.ops import pairs
 from hyperparallel.graph.region.rehearsal import Body
 from hyperparallel.graph.region.seat import Meeting, MetSeat, meet
@@ -50,7 +50,7 @@ def _reduced(members: Sequence[Tensor], op: str) -> Tensor:
     return stacked.amax(0) if op == "max" else stacked.amin(0)
 
 
-def emulate(
+def emulate_region(
     name: str, body: Body, mesh: Mesh, tensors: Sequence[Tensor],
     in_layouts: Sequence[Layout], resolve_outs: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
@@ -84,7 +84,7 @@ def emulate(
 def _joined(layout: Layout, local: dict[int, Tensor], what: str) -> Tensor:
     """The whole tensor from every rank's piece; copies must agree, pending pieces are reduced."""
     mesh = layout.mesh
-    shape = whole_shape(layout, {rank: tuple(x.shape) for rank, x in local.items()}, what)
+    shape = joined_shape(layout, {rank: tuple(x.shape) for rank, x in local.items()}, what)
     for axis, how in reversed(layout.partial):
         before = local
         local = {r: _reduced([before[m] for m in mesh.group(r, axis)], how) for r in mesh.ranks}

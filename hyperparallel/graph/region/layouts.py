@@ -17,7 +17,7 @@ DimEntry = Any
 """None, a tuple, or a `Layout`."""
 
 
-def listed(given: Any, field: str) -> tuple[DimEntry, ...]:
+def layout_list(given: Any, field: str) -> tuple[DimEntry, ...]:
     """The layouts of a list; a single layout alone is a list of one."""
     if isinstance(given, list):
         return tuple(given)
@@ -86,14 +86,14 @@ def transposed(layout: Layout) -> Layout:
 
     >>> mesh = Layout((2, 2), ("dp", "tp"))
     >>> transposed(mesh("dp", None))
-    Layout((2, 2), ("dp", "tp"))("dp", None, partial={"tp": "sum"})
+    Mesh((2, 2), ("dp", "tp"))("dp", None, partial={"tp": "sum"})
     """
     mesh = layout.mesh
     taken = {axis for axes in layout.dims for axis in axes} | {axis for axis, _ in layout.partial}
     return layout.replace(partial={axis: "sum" for axis in mesh.names if axis not in taken})
 
 
-def whole_shape(layout: Layout, local: Mapping[int, tuple[int, ...]], what: str) -> tuple[int, ...]:
+def joined_shape(layout: Layout, local: Mapping[int, tuple[int, ...]], what: str) -> tuple[int, ...]:
     """The global shape of a tensor whose pieces have these shapes, by rank, checked."""
     mesh = layout.mesh
     shape = []

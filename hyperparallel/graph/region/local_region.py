@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree  # checked on torch 2.13
 
 from hyperparallel.errors import LayoutError, UserError
-from hyperparallel.graph.region.emulation import emulate
-from hyperparallel.graph.region.layouts import DimEntry, check_rank, listed, mesh_of, resolve
+from hyperparallel.graph.region.emulation import emulate_region
+from hyperparallel.graph.region.layouts import DimEntry, check_rank, layout_list, mesh_of, resolve
 from hyperparallel.graph.region.seat import Seat, seated, sit
 from hyperparallel.graph.region.tracing import active, traced
 from hyperparallel.layout import Mesh
@@ -68,7 +68,7 @@ def local_region(
         )  # fmt: skip
     if not callable(fn):
         raise UserError("fn", type(fn).__name__, "a function of tensors")
-    ins, outs = listed(in_layouts, "in_layouts"), listed(out_layouts, "out_layouts")
+    ins, outs = layout_list(in_layouts, "in_layouts"), layout_list(out_layouts, "out_layouts")
     found = mesh_of([*ins, *outs], mesh, "layouts")
     return LocalRegion(fn, ins, outs, found, reference, name or _name(fn), isinstance(out_layouts, list))
 
@@ -135,7 +135,7 @@ class LocalRegion:
                 for i, (entry, n) in enumerate(zip(self.outs, ndims, strict=True))
             ]
 
-        return emulate(self.name, body, mesh, tensors, ins, outs)
+        return emulate_region(self.name, body, mesh, tensors, ins, outs)
 
     def _tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
         tensors = [x for x in args if isinstance(x, Tensor)]

@@ -31,6 +31,9 @@ from hyperparallel.graph.region.rehearsal import Body, RankRehearsal, Scripted, 
 from hyperparallel.graph.region.seat import aside, sit
 from hyperparallel.layout import Layout, Mesh
 
+Capture = Callable[..., Any]
+"""From a module and its arguments to a `Captured`."""
+
 
 @dataclass(frozen=True)
 class RankCode:
@@ -45,12 +48,14 @@ class RankCode:
 class Region:
     """One call of a region: its code, layouts and forms, the same on all ranks.
 
-    wholes: the arguments. parts: what ranks did in rehearsal. digest: equal for calls that do the same on
-    every rank. tied: every result of a collective is kept, since not all ranks use all of them.
+    capture: makes the joint graph of a module (handed down, because captures stand above regions). wholes:
+    the arguments. parts: what ranks did in rehearsal. digest: equal for calls that do the same on every
+    rank. tied: every result of a collective is kept, since not all ranks use all of them.
     """
 
     name: str
     body: Body
+    capture: Capture
     mesh: Mesh
     in_layouts: tuple[Layout, ...]
     out_layouts: tuple[Layout, ...]
@@ -82,7 +87,7 @@ class Region:
 
     def forms(self, rank: int) -> list[TensorForm]:
         """This rank's pieces of the arguments."""
-        return pieces(self.wholes, self.in_layouts, rank)
+        return local_forms(self.wholes, self.in_layouts, rank)
 
     def _traced(self) -> tuple[int, ...]:
         """The ranks that decide together what the program around looks like."""
@@ -114,15 +119,13 @@ class Region:
         return self._captured[rank]
 
     def _trace(self, rank: int) -> Any:
-        from hyperparallel.graph.capture.capture import capture
-
         part = self.parts.get(rank) or self.parts[self.mesh.ranks[0]]
         train = any(form.requires_grad for form in part.results)
         with FakeTensorMode():
             given = tuple(form.fake() for form in self.forms(rank))
         module = _Body(self, lambda: Scripted(self.name, self.mesh, rank, part.script))
         roots = [str(i) for i in self.grad_results if part.results[i].requires_grad]
-        return capture(module, given, train=train, grad_outputs=roots, strict=False, shorten=False)
+        return self.capture(module, given, train=train, grad_outputs=roots, strict=False, shorten=False)
 
     def _stages(self, rank: int) -> tuple[segments.Code, segments.Code]:
         captured = self._capture(rank)
@@ -165,7 +168,7 @@ class Region:
         return RankCode(first, second)
 
 
-def pieces(wholes: Sequence[TensorForm], layouts: Sequence[Layout], rank: int) -> list[TensorForm]:
+def local_forms(wholes: Sequence[TensorForm], layouts: Sequence[Layout], rank: int) -> list[TensorForm]:
     """What `rank` holds of tensors laid out so."""
     return [
         replace(form, shape=layout.local_shape(form.shape, rank))
@@ -216,7 +219,7 @@ class RegionForward:
         """The layouts that it takes and gives, whatever the plan says."""
         return self.region.in_layouts, (*self.region.out_layouts, self.region.mesh())
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:  # noqa: ARG002 -- a node's target is a callable of its operands
         raise AssertionError(f"{self} is a part of a sharded program")
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyperparallel.errors import UserError
-from hyperparallel.graph.capture.constants import Constant
+from hyperparallel.graph.joint.constants import Constant
 from hyperparallel.graph.region.ops import ops
 from hyperparallel.graph.region.seat import Meeting, MetSeat, Seat, meet, sit
 from hyperparallel.layout import Mesh

@@ -1,6 +1,6 @@
 """Regions while a model is captured: each call becomes one op of the joint graph.
 
-`tracing(mesh)` surrounds a capture; a region that is called under it rehearses its code on all ranks of the
+`tracing` surrounds a capture; a region that is called under it rehearses its code on all ranks of the
 mesh, and stands in the graph as `hyperparallel::region` with its number in the capture's list. When the
 graph is there, `lift_regions` puts the regions themselves in the place of the numbers. The list is a context
 variable because the call comes from inside the user's forward.
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, fx
 
 from hyperparallel.errors import LayoutError, UserError
-from hyperparallel.graph.region.layouts import DimEntry, resolve, uneven, whole_shape
+from hyperparallel.graph.region.layouts import DimEntry, joined_shape, resolve, uneven
 from hyperparallel.graph.region.ops import LIBRARY, ops
-from hyperparallel.graph.region.record import Region, RegionBackward, RegionForward, pieces
+from hyperparallel.graph.region.record import Capture, Region, RegionBackward, RegionForward, local_forms
 from hyperparallel.graph.region.rehearsal import MOST_THREADS, Body, TensorForm, digest, rehearse
 from hyperparallel.layout import Mesh
 
@@ -32,12 +32,14 @@ LIBRARY.define("region_backward(Tensor token, Tensor[] grads, int number) -> Ten
 class Tracing:
     """The regions of one capture.
 
-    mesh: the plan's, None where there is no plan. running: what surrounds the user's code on a type of
-    device. calls: what each call was made with, and its region. The tracer runs the forward more than once;
-    a call in the place of an equal one is that one, and is not rehearsed again.
+    mesh: the plan's, None where there is no plan. capture: traces the code of one rank of a region. running:
+    what surrounds the user's code on a type of device. calls: what each call was made with, and its region.
+    The tracer runs the forward more than once; a call in the place of an equal one is that one, and is not
+    rehearsed again.
     """
 
     mesh: Mesh | None
+    capture: Capture
     running: Callable[[str], contextlib.AbstractContextManager[Any]]
     regions: list[Region] = field(default_factory=list)
     calls: list[tuple[Any, Region]] = field(default_factory=list)
@@ -70,10 +72,10 @@ _TRACING: contextvars.ContextVar[Tracing | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def tracing(
-    mesh: Mesh | None, running: Callable[[str], contextlib.AbstractContextManager[Any]]
+    mesh: Mesh | None, capture: Capture, running: Callable[[str], contextlib.AbstractContextManager[Any]]
 ) -> Iterator[Tracing]:
     """Collect the regions that are called under it."""
-    found = Tracing(mesh, running)
+    found = Tracing(mesh, capture, running)
     before = _TRACING.set(found)
     try:
         yield found
@@ -87,25 +89,25 @@ def active() -> Tracing | None:
 
 
 def traced(
-    capture: Tracing, mesh: Mesh, name: str, body: Body, tensors: Sequence[Tensor],
+    under: Tracing, mesh: Mesh, name: str, body: Body, tensors: Sequence[Tensor],
     in_layouts: Sequence[DimEntry], out_layouts: Sequence[DimEntry], facts: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """A call of a region inside a capture; facts: what its code depends on beside the tensors."""
 
     def surrounded(*local: Tensor) -> tuple[Tensor, ...]:
-        with capture.running(tensors[0].device.type):
+        with under.running(tensors[0].device.type):
             return body(*local)
 
-    region = capture.call(
+    region = under.call(
         (facts, [TensorForm.of(x) for x in tensors], torch.is_grad_enabled()),
-        lambda: _region(capture, mesh, name, surrounded, tensors, in_layouts, out_layouts),
+        lambda: _region(under, mesh, name, surrounded, tensors, in_layouts, out_layouts),
     )
-    results: tuple[Tensor, ...] = _Call.apply(capture.number(region), region, *tensors)  # type: ignore[no-untyped-call]
+    results: tuple[Tensor, ...] = _Call.apply(under.number(region), region, *tensors)  # type: ignore[no-untyped-call]
     return results[:-1]
 
 
 def _region(
-    capture: Tracing, mesh: Mesh, name: str, body: Body, tensors: Sequence[Tensor],
+    under: Tracing, mesh: Mesh, name: str, body: Body, tensors: Sequence[Tensor],
     in_layouts: Sequence[DimEntry], out_layouts: Sequence[DimEntry],
 ) -> Region:  # fmt: skip
     ins = tuple(
@@ -126,7 +128,7 @@ def _region(
     wholes = tuple(replace(form, requires_grad=form.requires_grad and grad) for form in given)
 
     def forms(rank: int) -> list[TensorForm]:
-        return pieces(wholes, ins, rank)
+        return local_forms(wholes, ins, rank)
 
     try:
         parts = rehearse(name, body, mesh, forms, grad)
@@ -154,12 +156,12 @@ def _region(
         what = f"result {i} of {name}"
         outs.append(resolve(entry, mesh, len(parts[first_rank].results[i].shape), what))
         local = {rank: part.results[i].shape for rank, part in parts.items()}
-        shapes.append(whole_shape(outs[-1], local, what))
+        shapes.append(joined_shape(outs[-1], local, what))
     key = digest(name, parts, ins, tuple(outs), wholes)
-    for known in capture.regions:
+    for known in under.regions:
         if known.digest == key:
             return known
-    return Region(name, body, mesh, ins, tuple(outs), tuple(shapes), wholes, parts, key)
+    return Region(name, body, under.capture, mesh, ins, tuple(outs), tuple(shapes), wholes, parts, key)
 
 
 class _Call(torch.autograd.Function):
@@ -196,7 +198,11 @@ def _region_fake(tensors: Sequence[Tensor], number: int) -> list[Tensor]:
     return [*results, like.new_empty((), dtype=torch.int64)]
 
 
-def _backward_fake(token: Tensor, grads: Sequence[Tensor], number: int) -> list[Tensor]:
+def _backward_fake(
+    token: Tensor,
+    grads: Sequence[Tensor],  # noqa: ARG001 -- the op's schema
+    number: int,
+) -> list[Tensor]:
     region = _regions()[number]
     forms = [region.wholes[i] for i in region.grad_inputs]
     return [token.new_empty(form.shape, dtype=form.dtype) for form in forms]

@@ -69,7 +69,7 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int = 0, op: str = "sum") -> Tens
         return x
     shapes = here.shapes(("reduce_scatter", axes, dim, op), axes, x)
     _agree(here, "reduce_scatter", shapes, None)
-    sizes = pieces(x.shape[dim], len(shapes))
+    sizes = piece_sizes(x.shape[dim], len(shapes))
     return here.run("reduce_scatter", x, axes, dim, sizes, here.index(axes), op)
 
 
@@ -82,10 +82,10 @@ def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor
     shapes = here.shapes(("all_to_all", axes, split_dim, concat_dim), axes, x)
     _agree(here, "all_to_all", shapes, concat_dim)
     count, index = len(shapes), here.index(axes)
-    split = pieces(x.shape[split_dim], count)
+    split = piece_sizes(x.shape[split_dim], count)
     concat = [shape[concat_dim] for shape in shapes]
     if split_dim == concat_dim:
-        concat = [pieces(n, count)[index] for n in concat]
+        concat = [piece_sizes(n, count)[index] for n in concat]
     return here.run("all_to_all", x, axes, split_dim, split, concat_dim, concat, index)
 
 
@@ -112,10 +112,10 @@ def ppermute(x: Tensor, axis: Axis, perm: int | Sequence[tuple[int, int]]) -> Te
     return here.run("permute", x, axes, flat, list(shapes[source]))
 
 
-def pieces(size: int, count: int) -> list[int]:
+def piece_sizes(size: int, count: int) -> list[int]:
     """How a layout cuts `size` elements in `count`.
 
-    >>> pieces(5, 4)
+    >>> piece_sizes(5, 4)
     [2, 2, 1, 0]
     """
     chunk = -(-size // count)

@@ -7,7 +7,16 @@ import numpy as np
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.planner.cost.encoder import front_of
 from hyperparallel.planner.cost.layer import layer_work
-from hyperparallel.planner.cost.rows import AGAIN, BACKWARD, FORWARD, FRONT, HEAD, LayerPass, Rows, flatten
+from hyperparallel.planner.cost.rows import (
+    AGAIN,
+    BACKWARD,
+    FORWARD,
+    FRONT,
+    HEAD,
+    LayerPass,
+    Rows,
+    candidate_rows,
+)
 from hyperparallel.planner.cost.shapes import distinct, spread
 from hyperparallel.planner.cost.sizes import KEPT_BYTES, SUMMED_BYTES
 from hyperparallel.planner.cost.work import Amount, Array, PassWork
@@ -110,7 +119,7 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Amount, cand
         "reduced_bytes": reduced,
         "tokens": np.asarray(global_batch) * float(seq),
     }
-    return flatten(segments, c, cluster, row, first, shape)
+    return candidate_rows(segments, c, cluster, row, first, shape)
 
 
 def _joiner(model: Model, seq: int, c: Candidates) -> PassWork:

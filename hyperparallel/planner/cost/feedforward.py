@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hyperparallel.planner.cost.sizes import CandidateSizes, groups
+from hyperparallel.planner.cost.sizes import CandidateSizes, joined_products
 from hyperparallel.planner.cost.work import Amount, LayerCollective, PassWork, Product
 from hyperparallel.workload.mlp import Mlp, Moe
 
@@ -43,7 +43,7 @@ def experts(moe: Moe, work: PassWork, at: CandidateSizes) -> tuple[Amount, Amoun
     fused = (c.experts > 0) * 1.0
     rows = routed * c.etp / local
     saved: Amount = 0.0
-    for linear, outputs in groups(moe.routed(at.hidden)):
+    for linear, outputs in joined_products(moe.routed(at.hidden)):
         inputs = linear.inputs / (c.etp if linear.cut == "in" else 1.0)
         first = linear.cut == "out"
         work.products.append(

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hyperparallel.planner.cost.feedforward import activation, between_bytes, experts, pointwise_bytes
-from hyperparallel.planner.cost.sizes import SENT_BYTES, CandidateSizes, held, products
+from hyperparallel.planner.cost.sizes import SENT_BYTES, CandidateSizes, params_held, products
 from hyperparallel.planner.cost.work import Amount, LayerCollective, LayerWork, PassWork, Product
 from hyperparallel.planner.strategy import PARTS, RECOMPUTE, Candidates
 from hyperparallel.workload.linear import Linear
@@ -112,7 +112,7 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
         residual = 6.0 + (1.0 if at.dropout else 0.0)
         place.stream(residual * at.tokens * at.hidden / shared)
         saved = saved + (at.tokens * at.hidden / shared if at.dropout else 0.0)
-        params = params + held(dense, c.tp)
+        params = params + params_held(dense, c.tp)
     params = params + layer.norms * at.hidden * (2 if model.norm == "layer" else 1)
     alone, dropped = _alone(pieces, given, c)
     again = _joined(
@@ -128,7 +128,7 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
     saved = np.where(c.recompute == FULL, 2.0 * at.tokens * at.hidden / shared, saved)
     saved = saved + np.where((c.recompute == SELECTIVE) | (c.recompute == FULL), 0.0, core_saved)
     forward = _joined(forward, end)
-    backward = _backward(forward, at)
+    backward = _backward(forward)
     return LayerWork(
         _joined(forward, core, scan),
         _joined(backward, _core_backward(core, c), _core_backward(scan, c)),
@@ -249,7 +249,7 @@ def _tensor_parallel(work: PassWork, at: CandidateSizes) -> None:
     work.messages.append(LayerCollective("reduce_scatter", "tp", num_bytes, sp * 1.0, hidden=1))
 
 
-def _backward(forward: PassWork, at: CandidateSizes) -> PassWork:
+def _backward(forward: PassWork) -> PassWork:
     """Two products for each one, the same messages the other way round, one more gather with `sp`."""
     work = PassWork()
     for p in forward.products:

@@ -116,7 +116,7 @@ class LayerPass:
     gather_bytes: Amount = 0.0
 
 
-def flatten(
+def candidate_rows(
     segments: Sequence[LayerPass],
     candidates: Candidates,
     cluster: Cluster,

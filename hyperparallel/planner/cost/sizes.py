@@ -50,12 +50,12 @@ class CandidateSizes:
         return cls(model.hidden, seq, tokens, c.tp, shared, c, dropout, KEPT_BYTES[dtype], NARROW[dtype])
 
 
-def held(linears: Sequence[Linear], tp: Amount) -> Amount:
+def params_held(linears: Sequence[Linear], tp: Amount) -> Amount:
     """Parameters of these on one rank."""
     return sum((x.params / (1.0 if x.cut == "none" else tp) for x in linears), start=0.0 * np.asarray(tp))
 
 
-def groups(linears: Sequence[Linear]) -> list[tuple[Linear, int]]:
+def joined_products(linears: Sequence[Linear]) -> list[tuple[Linear, int]]:
     """Products that share an input are run as one: (the first of them, the sum of their outputs)."""
     found: list[tuple[Linear, int]] = []
     for linear in linears:
@@ -71,7 +71,7 @@ def groups(linears: Sequence[Linear]) -> list[tuple[Linear, int]]:
 def products(linears: Sequence[Linear], work: PassWork, at: CandidateSizes) -> Amount:
     """Add these weight products; returns the bytes of their inputs that are saved."""
     saved: Amount = 0.0
-    for linear, outputs in groups(linears):
+    for linear, outputs in joined_products(linears):
         rows = at.candidates.microbatch if linear.per_sample else at.tokens
         inputs = linear.inputs / (at.tp if linear.cut == "in" else 1.0)
         work.product(rows, outputs / (at.tp if linear.cut == "out" else 1.0), inputs)

@@ -1,1 +1,1 @@
-"""Why a strategy is as it is, and how a planning is shown: reasons, advice, rows, the page."""
+"""How a planning is shown: rows, drawings, the page."""

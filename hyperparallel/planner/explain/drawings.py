@@ -186,7 +186,7 @@ def topology(links: Sequence[Link], seconds: float) -> str:
             for axis, sent in link.sent_bytes.items()
         )
         rows.append(
-            f"{glyph(link, load)}<div><b>{escape(link.name)}</b>"
+            f"{link_glyph(link, load)}<div><b>{escape(link.name)}</b>"
             f'<div class="faint">{link.kind} of {link.width:,}, {link.bytes_s / 1e9:.3g} GB/s a device</div>'
             f'<div class="faint">crossed by {escape(axes)}</div></div>'
             f'<div><div>{load:.1%} of its capacity over the step</div><div class="stack">{bars}</div>'
@@ -201,7 +201,7 @@ def _load_bar(axis: str, sent: float, capacity: float) -> str:
     return f'<div style="width:{width:.2f}%;background:{colour}" title="{words}"></div>'
 
 
-def glyph(link: Link, load: float) -> str:
+def link_glyph(link: Link, load: float) -> str:
     """A small picture of a fabric dimension: its shape, coloured by load."""
     count = min(link.width, 8)
     hue = 150 - 150 * min(load / 0.8, 1.0)

@@ -1,1 +1,1 @@
-"""Which strategies there are for a job, and which are best in closed form."""
+"""Which strategies there are for a job, which are best in closed form, and why not their neighbours."""

@@ -80,7 +80,7 @@ def _ranks(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.asarray(ranks).reshape(dims, count)
 
 
-def place(job: PlanningJob, s: Strategy, axis: str) -> str:
+def place_words(job: PlanningJob, s: Strategy, axis: str) -> str:
     """Where an axis lies on the fabric: " (inside nvlink)", " (across infiniband)", " (on the rack's second
     dimension)" or " (on 4 x 4 of the rack)".
 
@@ -107,6 +107,6 @@ def place(job: PlanningJob, s: Strategy, axis: str) -> str:
 def moved_axis(job: PlanningJob, s: Strategy, other: Strategy) -> str | None:
     """The first axis that the placements of two strategies of the same sizes put elsewhere."""
     for axis in ("tp", "ep", "cp", "pp", "dp"):
-        if getattr(s, axis) > 1 and place(job, s, axis) != place(job, other, axis):
+        if getattr(s, axis) > 1 and place_words(job, s, axis) != place_words(job, other, axis):
             return axis
     return None

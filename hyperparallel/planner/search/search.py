@@ -33,8 +33,8 @@ from hyperparallel.planner.search.space import (
     RECOMPUTED,
     Limits,
     Skeleton,
-    cuts,
     levels,
+    norm_cuts,
     pipelines,
     skeleton_of,
     skeletons,
@@ -220,7 +220,7 @@ def _second_pass(
     owners: list[int] = []
     for i, s in enumerate(chosen):
         same = {**s._asdict(), "dtype": job.dtype}
-        inside = product(cuts(s, limits), places[s], zeros(job, s, limits), names)
+        inside = product(norm_cuts(s, limits), places[s], zeros(job, s, limits), names)
         for sp, (order, fill), zero, recompute in inside:
             more: dict[str, Any] = {"sp": sp, "order": order, "zero": zero, "recompute": recompute}
             strategies.append(Strategy(**same, fill=fill, **more))

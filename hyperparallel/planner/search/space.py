@@ -191,7 +191,7 @@ def zeros(job: PlanningJob, s: Skeleton, limits: Limits = EVERYTHING) -> list[in
     return limits.allowed("zero", [1, 2, 3] if job.global_batch == s.dp * s.microbatch else [1, 3])
 
 
-def cuts(s: Skeleton, limits: Limits = EVERYTHING) -> list[bool]:
+def norm_cuts(s: Skeleton, limits: Limits = EVERYTHING) -> list[bool]:
     """Whether norms and residuals are cut over tp."""
     return limits.allowed("sp", [True, False]) if s.tp > 1 else [False]
 

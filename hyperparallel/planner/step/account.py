@@ -85,7 +85,7 @@ def edge_bytes(prices: LayerPrices, stage: int) -> float:
     return held + (prices.front_saved_bytes() if stage == 0 else 0.0)
 
 
-def held(prices: LayerPrices, split: Split, order: Schedule, shares: Sequence[float]) -> PeakMemory:
+def peak_memory(prices: LayerPrices, split: Split, order: Schedule, shares: Sequence[float]) -> PeakMemory:
     """Memory at the peak of the rank that needs most, its actions done in this order; shares: of states."""
     table = prices.memory
     every = range(len(split.stages))

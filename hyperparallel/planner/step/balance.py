@@ -26,7 +26,7 @@ from typing import Any
 
 from hyperparallel.mpmd.bubble import most_in_flight
 from hyperparallel.planner.cost.memory import first_chunk_held
-from hyperparallel.planner.step.account import held, state_shares
+from hyperparallel.planner.step.account import peak_memory, state_shares
 from hyperparallel.planner.step.layer_costs import LayerPrices
 from hyperparallel.planner.step.simulated_step import filled_order
 from hyperparallel.planner.step.stages import ACTIONS, Split, even_split, layer_kinds
@@ -77,7 +77,7 @@ def balanced(prices: LayerPrices) -> Split | None:
         split = _split(prices, facts, found)
         if closed_seconds(prices, split) >= closed_seconds(prices, even) * (1.0 - LEAST_GAIN):
             return None
-        kept = held(prices, split, order, state_shares(prices, split))
+        kept = peak_memory(prices, split, order, state_shares(prices, split))
         over, away = kept.peak_bytes - room, kept.host_bytes - host_room
         if over <= 1.0 and away <= 1.0:
             return split

@@ -22,7 +22,7 @@ from hyperparallel.mpmd import Action, Message, Schedule, schedule
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.cost.price import gradient_seconds, step_seconds
 from hyperparallel.planner.job import PlanningJob
-from hyperparallel.planner.step.account import PeakMemory, edge_bytes, held, state_shares, time_parts
+from hyperparallel.planner.step.account import PeakMemory, edge_bytes, peak_memory, state_shares, time_parts
 from hyperparallel.planner.step.layer_costs import NOTHING, LayerPrices, Pass
 from hyperparallel.planner.step.stages import Split, even_split
 from hyperparallel.planner.strategy import Strategy
@@ -70,7 +70,7 @@ def simulated_step(
     facts = {"model": job.model.name, "cluster": job.cluster.name, "strategy": strategy.words()}
     timeline = replace(timeline, facts=facts)
     parts = builder.parts_of(total, seconds)
-    memory = held(used, split, filled_order(job, strategy), builder.shares)
+    memory = peak_memory(used, split, filled_order(job, strategy), builder.shares)
     return Simulated(strategy, split, timeline, seconds, total - count, refined, parts, memory)
 
 
@@ -183,8 +183,8 @@ class _Builder:
                 whole = whole.plus(p.front().scaled(share)) if stage == 0 else whole
             begin = len(found)
             if again.compute > 0.0:
-                self._part(found, again, "recompute", stage)
-            self._part(found, whole, name, stage)
+                self._part(found, again, "recompute")
+            self._part(found, whole, name)
             taken = (kept if kind == "F" else 0.0) + (working if i == places[0] else 0.0)
             given = (kept if kind in "BW" else 0.0) + (working if i == places[-1] else 0.0)
             found[begin] = found[begin]._replace(alloc_bytes=taken)
@@ -202,7 +202,7 @@ class _Builder:
                 again = again.plus(self.prices.again(layer, recompute))
         return whole, again
 
-    def _part(self, found: list[TaskPart], one: Pass, kind: str, stage: int) -> None:
+    def _part(self, found: list[TaskPart], one: Pass, kind: str) -> None:
         """Compute with hidden messages beside it, then what is exposed of them."""
         before = (len(found) - 1,) if found else ()
         begin = len(found)

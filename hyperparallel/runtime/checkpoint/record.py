@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard  # checked on
 
 from hyperparallel.errors import CheckpointError
 from hyperparallel.layout import Layout, Mesh
-from hyperparallel.shard.axis_orders import is_said_by_strides, order_of
+from hyperparallel.shard.axis_orders import is_said_by_strides, order_from_factors
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ def as_local(name: str, value: StateValue) -> Local:
             factors[placement.dim].append((axis, getattr(placement, "split_factor", 1)))
         elif not isinstance(placement, Replicate):
             raise CheckpointError(name, str(placement), "Shard or Replicate", "a redistributed one")
-    dims = [order_of(mesh, found) for found in factors]
+    dims = [order_from_factors(mesh, found) for found in factors]
     for axes, size in zip(dims, value.shape, strict=True):
         if axes is None or not is_said_by_strides(mesh, axes, size):
             raise CheckpointError(name, str(value.placements), "one run of rows on every rank")

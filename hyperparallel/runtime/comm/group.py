@@ -8,12 +8,15 @@ Leaves out how groups are made and connected (`groups.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
 from hyperparallel.errors import RunError, UserError
+
+Bind = Callable[[tuple[str, ...]], Any]
+"""From mesh axes to this rank's group along them: a `Group`, or what stands for one on virtual ranks."""
 
 
 class PeerLost(RunError):

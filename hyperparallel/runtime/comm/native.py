@@ -53,7 +53,7 @@ class BuildError(Exception):
 def library() -> ctypes.CDLL:
     """The loaded library, built first if need be; calls release the GIL. Raises `BuildError`."""
     try:
-        loaded = ctypes.CDLL(str(build()))
+        loaded = ctypes.CDLL(str(build_library()))
     except OSError as error:
         raise BuildError(str(error)) from error
     for name, (result, arguments) in _SIGNATURES.items():
@@ -62,7 +62,7 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def build(folder: Path | None = None) -> Path:
+def build_library(folder: Path | None = None) -> Path:
     """The path of the built library; `BuildError` with the reason when it cannot be built."""
     if sys.platform != "linux":
         raise BuildError(f"futexes and memfd are Linux's, this is {sys.platform}")

@@ -24,9 +24,7 @@ from torch import Tensor, fx
 from hyperparallel.graph import communication
 from hyperparallel.graph.passes.inplace import reusable
 from hyperparallel.runtime.comm import collectives
-
-Bind = Callable[[tuple[str, ...]], Any]
-"""From the mesh axes of a collective to this rank's group."""
+from hyperparallel.runtime.comm.group import Bind
 
 COLLECTIVES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     communication.all_reduce_start: collectives.all_reduce_start,

@@ -16,7 +16,8 @@ from torch import Tensor, fx
 
 from hyperparallel.graph.passes.phases import Stage, Stages, split_stages
 from hyperparallel.graph.program import RankProgram
-from hyperparallel.runtime.exec.codegen import Bind, WaitClock, compile_nodes
+from hyperparallel.runtime.comm.group import Bind
+from hyperparallel.runtime.exec.codegen import WaitClock, compile_nodes
 from hyperparallel.runtime.exec.inductor import fuse_regions
 
 NamedTensors = Mapping[str, Tensor]

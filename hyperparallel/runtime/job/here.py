@@ -16,9 +16,8 @@ from hyperparallel.errors import PlanError
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.layout import Mesh
 from hyperparallel.runtime.comm import collectives
-from hyperparallel.runtime.comm.group import Group
+from hyperparallel.runtime.comm.group import Bind, Group
 from hyperparallel.runtime.comm.groups import Groups
-from hyperparallel.runtime.exec.codegen import Bind
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ def _start_context(threads: int) -> Any:
     if threads == 1 and not torch.cuda.is_initialized():
         return multiprocessing.get_context("fork")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hyperparallel.runtime.job.worker"])
+    context.set_forkserver_preload([work.__module__])
     return context
 
 

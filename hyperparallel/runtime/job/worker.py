@@ -160,5 +160,5 @@ def _forget_compile_threads() -> None:
         module.AsyncCompile.pool.cache_clear()
 
 
-def _leave(number: int, frame: object) -> None:
+def _leave(number: int, frame: object) -> None:  # noqa: ARG001 -- a signal handler
     raise SystemExit(128 + number)

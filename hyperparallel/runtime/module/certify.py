@@ -20,14 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from hyperparallel.graph.build import Built, build
-from hyperparallel.graph.capture.batch_tree import flatten
+from hyperparallel.graph.capture.batch_tree import call_of, flatten
 from hyperparallel.graph.capture.precision import LOW, computing
 from hyperparallel.graph.capture.skeleton import batch_device
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.plan.plan import Plan
 from hyperparallel.runtime.exec.virtual import Lockstep
 from hyperparallel.runtime.module.as_dtensor import local_piece
-from hyperparallel.runtime.module.local_batch import call_of
 from hyperparallel.shard.spec import Spec
 
 NEGLIGIBLE = 1e-3

@@ -133,7 +133,7 @@ def automatic_plan(
     if not joined or dist.get_rank() == 0:
         try:
             found = candidates(model, ranks, args, kwargs, rates=rates, **how)
-            answer = [cheapest(found, memory_bytes or _memory()).to_yaml()]
+            answer = [first_that_fits(found, memory_bytes or _memory()).to_yaml()]
         except Exception as error:
             answer = [error]
     if joined:
@@ -143,7 +143,7 @@ def automatic_plan(
     return Plan.from_yaml(answer[0])
 
 
-def cheapest(found: Sequence[Candidate], memory_bytes: float | None) -> Plan:
+def first_that_fits(found: Sequence[Candidate], memory_bytes: float | None) -> Plan:
     """The first of candidates that fits; `PlanError` where none does."""
     for one in found:
         if memory_bytes is None or one.rank_bytes <= memory_bytes:

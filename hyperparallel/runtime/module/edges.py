@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from hyperparallel.graph.edge import BETWEEN, Edge, Stretch, stretches
+from hyperparallel.runtime.comm.group import Bind
 from hyperparallel.runtime.comm.groups import Groups
-from hyperparallel.runtime.exec.codegen import Bind, WaitClock, compile_nodes
+from hyperparallel.runtime.exec.codegen import WaitClock, compile_nodes
 from hyperparallel.runtime.exec.compiled import below_autograd
 
 

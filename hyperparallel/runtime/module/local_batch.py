@@ -15,17 +15,6 @@ from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.as_dtensor import local_piece
 
 
-def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as positional and keyword arguments: a mapping is keywords, a tuple or list positions.
-
-    >>> call_of({"x": 1}), call_of((1, 2)), call_of(3)
-    (((), {'x': 1}), ((1, 2), {}), ((3,), {}))
-    """
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (tuple(batch), {}) if isinstance(batch, (tuple, list)) else ((batch,), {})
-
-
 def local_inputs(program: RankProgram, leaves: Sequence[Tensor], here: Here) -> dict[str, Tensor]:
     """This rank's pieces of a batch's tensors, by placeholder; no communication for plain tensors."""
     values = {}

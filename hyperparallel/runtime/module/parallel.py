@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hyperparallel.errors import PlanError, UserError
 from hyperparallel.graph.build import Built, build
-from hyperparallel.graph.capture.batch_tree import CallTree, call_tree
+from hyperparallel.graph.capture.batch_tree import CallTree, call_of, call_tree
 from hyperparallel.graph.capture.precision import without_autocast
 from hyperparallel.graph.decided import decisions
 from hyperparallel.graph.program import RankProgram
@@ -38,7 +38,7 @@ from hyperparallel.runtime.module.choose_mesh import automatic_plan
 from hyperparallel.runtime.module.differentiable import Differentiable
 from hyperparallel.runtime.module.fast_path.call_kinds import order_of_leaves, take_apart
 from hyperparallel.runtime.module.fast_path.held_tensors import Holdings, set_parameter
-from hyperparallel.runtime.module.local_batch import call_of, signature
+from hyperparallel.runtime.module.local_batch import signature
 from hyperparallel.shard.spec import make_spec
 
 
@@ -68,7 +68,7 @@ def parallelize(
     assert isinstance(plan, Plan)
     state = ParallelState(here or Here.in_job(plan.mesh), compile, grad_outputs)
     built, program = state.make(model, plan, args, kwargs)
-    place(model, state, built)
+    make_parallel(model, state, built)
     if model.training:  # else a call as it is would not be what was captured
         leaves = built.captured.flatten_inputs(args, kwargs)
         state.add(state.kind(model, built.captured.in_spec, leaves), built, program)
@@ -85,7 +85,7 @@ def check_arguments(model: Any, plan: Any) -> None:
         raise UserError("model", type(model).__name__, "a model that is not parallelized yet")
 
 
-def place(model: nn.Module, state: ParallelState, built: Built) -> None:
+def make_parallel(model: nn.Module, state: ParallelState, built: Built) -> None:
     """Give the model this rank's pieces and the forward that runs its program."""
     state.settle(built)
     state.place(model, built)

@@ -20,21 +20,20 @@ from torch import Tensor, nn
 
 from hyperparallel.errors import PlanError, Words
 from hyperparallel.graph.build import Built
+from hyperparallel.graph.capture.batch_tree import call_of
 from hyperparallel.graph.capture.precision import without_autocast
 from hyperparallel.graph.decided import Decision, decisions
 from hyperparallel.graph.edge import Edge
 from hyperparallel.graph.parts import BuiltParts, Part, build_parts
 from hyperparallel.layout import Mesh
-from hyperparallel.runtime.exec.compiled import Compiled
+from hyperparallel.runtime.exec.compiled import Compiled, NamedTensors
 from hyperparallel.runtime.job.agreement import agree
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.as_dtensor import Presenter, local_piece
 from hyperparallel.runtime.module.edges import EdgeProgram
 from hyperparallel.runtime.module.fast_path.held_tensors import set_parameter
-from hyperparallel.runtime.module.local_batch import call_of, signature
+from hyperparallel.runtime.module.local_batch import signature
 from hyperparallel.runtime.module.step import MakeOptimizer, StepResult, local_of
-
-NamedTensors = Mapping[str, Tensor]
 
 
 class PartProgram:

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from hyperparallel.errors import PlanError
 from hyperparallel.graph.build import build
-from hyperparallel.graph.capture.batch_tree import flatten
+from hyperparallel.graph.capture.batch_tree import call_of, flatten
 from hyperparallel.graph.capture.precision import without_autocast
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
@@ -32,8 +32,8 @@ from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.choose_mesh import automatic_plan
 from hyperparallel.runtime.module.joint import JointProgram
-from hyperparallel.runtime.module.local_batch import call_of, signature
-from hyperparallel.runtime.module.parallel import ParallelState, check_arguments, place, plain_twin
+from hyperparallel.runtime.module.local_batch import signature
+from hyperparallel.runtime.module.parallel import ParallelState, check_arguments, make_parallel, plain_twin
 from hyperparallel.shard.batchwise import over_rows
 from hyperparallel.shard.spec import Spec, ways
 
@@ -104,7 +104,7 @@ class TrainStep:
         self.over = {"mean": "labels", "sum": "sum", None: ""}[reduction] or self._over_rows(
             example_batch, plan
         )
-        place(model, self.state, self.program.built)
+        make_parallel(model, self.state, self.program.built)
         self.params = {
             name: nn.Parameter(local_of(self.model.get_parameter(name))) for name in self.program.param_names
         }

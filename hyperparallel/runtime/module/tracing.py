@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Store, _get_default_store  # private, checked on torch 2.13
 
-from hyperparallel.graph.predict.instructions import listed
+from hyperparallel.graph.predict.instructions import unsized_instructions
 from hyperparallel.runtime.exec.compiled import Compiled
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.step import StepResult, TrainStep, split_batch
@@ -103,7 +103,7 @@ def _spans(
     for i, (compiled, moments) in enumerate(runs):
         seconds = [clock.seconds(moment) for moment in moments]
         suffix = f" #{i + 1}" if len(runs) > 1 else ""
-        yield from measured_spans(rank, listed(compiled.nodes("joint")), seconds, suffix)
+        yield from measured_spans(rank, unsized_instructions(compiled.nodes("joint")), seconds, suffix)
         last = seconds[-1]
     if len(update) == 2:
         begin, end = (clock.seconds(moment) for moment in update)

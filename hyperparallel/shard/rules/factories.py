@@ -16,7 +16,7 @@ from hyperparallel.shard.rules.operands import (
     empty_of,
     in_shapes,
     out_shapes,
-    whole,
+    uncut,
 )
 from hyperparallel.shard.rules.pointwise import never
 from hyperparallel.shard.rules.rule import Rule
@@ -41,8 +41,9 @@ def _like_type(op: Op, values: OpValues) -> Rule:
     return Rule((given,), (dims,), every, empty_of(every), inside=dict.fromkeys(unused, 0.0))
 
 
-_DRAWN = ["aten.rand", "aten.randn", "aten.randint", "aten.normal.float_float"]
-_DRAWN_LIKE = [
+# Each random op stands in one of these; the local forms (`graph/local/random.py`) are given to them by list.
+DRAWN = ("aten.rand", "aten.randn", "aten.randint", "aten.normal.float_float")
+DRAWN_LIKE = (
     "aten.rand_like",
     "aten.randn_like",
     "aten.randint_like",
@@ -55,9 +56,9 @@ _DRAWN_LIKE = [
     "aten.cauchy",
     "aten.random",
     "aten.native_dropout",
-]
+)
 # The numbers drawn depend on the other operand element by element, or on each other.
-_DRAWN_WHOLE = [
+DRAWN_WHOLE = (
     "aten.bernoulli",
     "aten.bernoulli.Tensor",
     "aten.normal",
@@ -67,9 +68,9 @@ _DRAWN_WHOLE = [
     "aten.binomial",
     "aten.dropout",
     "aten.rrelu_with_noise_functional",
-]
+)
 
-RANDOM = frozenset((*_DRAWN, *_DRAWN_LIKE, *_DRAWN_WHOLE))
+RANDOM = frozenset((*DRAWN, *DRAWN_LIKE, *DRAWN_WHOLE))
 """Ops that advance the random state (names as in `RULES`)."""
 
 RULES: dict[str, Builder] = {
@@ -89,12 +90,12 @@ RULES: dict[str, Builder] = {
         ],
         _made,
     ),
-    **dict.fromkeys(_DRAWN, _made),
-    **dict.fromkeys(_DRAWN_LIKE, never),
-    **dict.fromkeys(_DRAWN_WHOLE, whole),
-    **dict.fromkeys(("aten.tril_indices", "aten.triu_indices"), whole),
+    **dict.fromkeys(DRAWN, _made),
+    **dict.fromkeys(DRAWN_LIKE, never),
+    **dict.fromkeys(DRAWN_WHOLE, uncut),
+    **dict.fromkeys(("aten.tril_indices", "aten.triu_indices"), uncut),
     # Checks of what a program assumes: no results, and they look at whole tensors.
-    **dict.fromkeys(("aten._assert_async", "aten._assert_tensor_metadata"), whole),
+    **dict.fromkeys(("aten._assert_async", "aten._assert_tensor_metadata"), uncut),
     **dict.fromkeys(
         [
             "aten.new_zeros",

@@ -19,7 +19,7 @@ from hyperparallel.shard.rules.operands import (
     empty_of,
     in_shapes,
     out_shapes,
-    whole,
+    uncut,
 )
 from hyperparallel.shard.rules.rule import FactorDims, Rule
 from hyperparallel.workload.ops import Op, Ref
@@ -62,7 +62,7 @@ def _gather(op: Op, values: OpValues) -> Rule:
     """gather(self, dim, index): the result has the shape of index."""
     table, index = in_shapes(op, values)
     if not table or not index:
-        return whole(op, values)
+        return uncut(op, values)
     dims, sizes, blocked, at = _beside(table, index, _dim(op, table))
     blocked |= empty_of(sizes)
     if not _numeric(op, values):
@@ -109,7 +109,7 @@ def _scatter(accumulates: bool) -> Builder:
         table, index = shapes[:2]
         same = all(shape == index for shape in shapes[2:])
         if not table or not index or not same:
-            return whole(op, values)
+            return uncut(op, values)
         dims, sizes, blocked, at = _beside(table, index, _dim(op, table))
         if not accumulates:
             blocked |= {"v", "i"} & set(sizes)
@@ -125,7 +125,7 @@ def _index_select(op: Op, values: OpValues) -> Rule:
     """index_select(self, dim, index)"""
     table, index = in_shapes(op, values)
     if not table or not index:
-        return whole(op, values)
+        return uncut(op, values)
     dim = _dim(op, table)
     names = tuple("v" if k == dim else LETTERS[k] for k in range(len(table)))
     dims, sizes = along(table, names)
@@ -144,7 +144,7 @@ def _index_add(accumulates: bool) -> Builder:
     def build(op: Op, values: OpValues) -> Rule:
         table, index, _ = in_shapes(op, values)
         if not table or not index:
-            return whole(op, values)
+            return uncut(op, values)
         dim = _dim(op, table)
         names = tuple("v" if k == dim else LETTERS[k] for k in range(len(table)))
         dims, sizes = along(table, names)
@@ -199,7 +199,7 @@ def _index(op: Op, values: OpValues) -> Rule:
     factors = _advanced(op, values)
     (shape,) = out_shapes(op, values)
     if factors is None or shape is None:
-        return whole(op, values)
+        return uncut(op, values)
     dims, indices, after, sizes, indexed = factors
     blocked = frozenset(indexed) | empty_of(sizes)
     return Rule((dims, *indices), (after,), sizes, blocked, linear=((0,),))
@@ -209,7 +209,7 @@ def _index_put(op: Op, values: OpValues) -> Rule:
     """index_put(self, indices, values, accumulate): indices may be cut only if it accumulates."""
     factors = _advanced(op, values)
     if factors is None or not isinstance(argument(op, 2, "values"), Ref):
-        return whole(op, values)
+        return uncut(op, values)
     dims, indices, after, sizes, indexed = factors
     shape = values[op.inputs[-1]].shape
     tail = after[len(after) - len(shape) :]
@@ -247,7 +247,7 @@ RULES: dict[str, Builder] = {
     "aten._index_put_impl": _index_put,
     "aten.tril": _triangle,
     "aten.triu": _triangle,
-    "aten.masked_select": whole,
-    "aten.masked_scatter": whole,
-    "aten.nonzero": whole,
+    "aten.masked_select": uncut,
+    "aten.masked_scatter": uncut,
+    "aten.nonzero": uncut,
 }

@@ -81,17 +81,13 @@ def _elementwise(reduction_at: int, linear: InputGroups = ()) -> Builder:
     return build
 
 
-def _elementwise_backward(reduction_at: int) -> Builder:
+def _elementwise_backward(op: Op, values: OpValues) -> Rule:
     """(grad, self, target, reduction): the gradient has no dims unless nothing was reduced."""
-
-    def build(op: Op, values: OpValues) -> Rule:
-        shapes = in_shapes(op, values)
-        dims, sizes = along(shapes[1])
-        grad: FactorDims = dims if shapes[0] == shapes[1] else ((),) * len(shapes[0])
-        rest = (dims,) * (len(shapes) - 1)
-        return Rule((grad, *rest), (dims,), sizes, empty_of(sizes), linear=((0,),))
-
-    return build
+    shapes = in_shapes(op, values)
+    dims, sizes = along(shapes[1])
+    grad: FactorDims = dims if shapes[0] == shapes[1] else ((),) * len(shapes[0])
+    rest = (dims,) * (len(shapes) - 1)
+    return Rule((grad, *rest), (dims,), sizes, empty_of(sizes), linear=((0,),))
 
 
 RULES: dict[str, Builder] = {
@@ -103,8 +99,8 @@ RULES: dict[str, Builder] = {
     "aten.smooth_l1_loss": _elementwise(2),
     "aten.huber_loss": _elementwise(2),
     "aten.soft_margin_loss": _elementwise(2),
-    "aten.mse_loss_backward": _elementwise_backward(3),
-    "aten.smooth_l1_loss_backward": _elementwise_backward(3),
-    "aten.huber_loss_backward": _elementwise_backward(3),
-    "aten.soft_margin_loss_backward": _elementwise_backward(3),
+    "aten.mse_loss_backward": _elementwise_backward,
+    "aten.smooth_l1_loss_backward": _elementwise_backward,
+    "aten.huber_loss_backward": _elementwise_backward,
+    "aten.soft_margin_loss_backward": _elementwise_backward,
 }

@@ -17,7 +17,7 @@ from hyperparallel.shard.rules.operands import (
     out_shapes,
     present,
     renumber,
-    whole,
+    uncut,
 )
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.workload.ops import Op
@@ -42,7 +42,7 @@ def _convolution(op: Op, values: OpValues) -> Rule:
     """convolution(input, weight, bias?, stride, padding, dilation, transposed, _, groups)"""
     transposed, groups = argument(op, 6), argument(op, 8)
     if transposed:
-        return whole(op, values)
+        return uncut(op, values)
     spatial = len(values[op.inputs[0]].shape) - 2
     before, kernel, after = _spatial(spatial)
     text = f"n (g c) {before}, (g o) c {kernel}, (g o) -> n (g o) {after}"
@@ -54,7 +54,7 @@ def _convolution_backward(op: Op, values: OpValues) -> Rule:
     """convolution_backward(grad, input, weight, bias_sizes?, stride, ...) -> input, weight, bias"""
     transposed, groups = argument(op, 7), argument(op, 9)
     if transposed:
-        return whole(op, values)
+        return uncut(op, values)
     spatial = len(values[op.inputs[1]].shape) - 2
     before, kernel, after = _spatial(spatial)
     x, w = f"n (g c) {before}", f"(g o) c {kernel}"

@@ -102,7 +102,7 @@ def _bound(
     return bind(pattern, inputs, outputs, linear=linear, reduce=reduce)
 
 
-def whole(op: Op, values: OpValues) -> Rule:
+def uncut(op: Op, values: OpValues) -> Rule:
     """The rule that cuts nothing: every dim of every operand is a factor of its own, blocked."""
     sizes: dict[str, int] = {}
 

@@ -19,7 +19,7 @@ from hyperparallel.shard.rules.operands import (
     argument,
     empty_of,
     in_shapes,
-    whole,
+    uncut,
 )
 from hyperparallel.shard.rules.rule import FactorDims, Rule
 from hyperparallel.workload.ops import Op, Ref
@@ -57,7 +57,7 @@ def _build(op: Op, values: OpValues, linear: InputGroups) -> Rule:
     output = values[next(name for name in op.outputs if name is not None)].shape
     inputs = tuple(in_shapes(op, values))
     if not all(_fits(shape, output) for shape in inputs):
-        return whole(op, values)
+        return uncut(op, values)
     return broadcast(inputs, output, linear, len(op.outputs))
 
 
@@ -111,7 +111,7 @@ def _power(op: Op, values: OpValues) -> Rule:
 def _where(op: Op, values: OpValues) -> Rule:
     """where(condition, a, b): linear in a and b together; a constant other than zero breaks it."""
     if len(op.args) < 3:
-        return whole(op, values)
+        return uncut(op, values)
     constants = [a for a in op.args[1:3] if not isinstance(a, Ref)]
     tensors = tuple(range(1, len(op.inputs)))
     return _build(op, values, (tensors,) if tensors and not any(constants) else ())

@@ -16,7 +16,7 @@ from hyperparallel.shard.rules.operands import (
     empty_of,
     in_shapes,
     out_shapes,
-    whole,
+    uncut,
 )
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.shard.rules.views import mapped, reordered
@@ -146,7 +146,7 @@ def _split(op: Op, values: OpValues) -> Rule:
         lengths = [min(given, shape[dim] - at) for at in range(0, shape[dim], max(given, 1))]
     else:
         lengths = list(given)
-    return _cut(op, shape, dim, lengths)
+    return _cut(shape, dim, lengths)
 
 
 def _unbind(op: Op, values: OpValues) -> Rule:
@@ -163,7 +163,7 @@ def _unbind(op: Op, values: OpValues) -> Rule:
     )
 
 
-def _cut(op: Op, shape: Shape, dim: int, lengths: list[int]) -> Rule:
+def _cut(shape: Shape, dim: int, lengths: list[int]) -> Rule:
     dims, sizes = along(shape)
     long, short, blocked = _parts(lengths, LETTERS[dim], sizes)
     outputs = tuple((*dims[:dim], d, *dims[dim + 1 :]) for d in short)
@@ -199,7 +199,7 @@ def _cat(op: Op, values: OpValues) -> Rule:
     dim = argument(op, 1, "dim", 0) % len(output)
     # An empty one-dim tensor may join any others; it adds nothing.
     if any(len(shape) != len(output) for shape in shapes):
-        return whole(op, values)
+        return uncut(op, values)
     dims, sizes = along(output)
     long, short, blocked = _parts([s[dim] for s in shapes], LETTERS[dim], sizes)
     inputs = tuple((*dims[:dim], d, *dims[dim + 1 :]) for d in short)

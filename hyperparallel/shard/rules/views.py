@@ -20,7 +20,7 @@ from hyperparallel.shard.rules.operands import (
     argument,
     empty_of,
     line,
-    whole,
+    uncut,
 )
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.workload.ops import Op, Ref
@@ -188,7 +188,7 @@ def _repeat_interleave(op: Op, values: OpValues) -> Rule:
         argument(op, 2, "dim"),
     )
     if isinstance(count, Ref) or dim is None:
-        return whole(op, values)
+        return uncut(op, values)
     dims, sizes = along(shape)
     after = list(dims)
     if count != 1:
@@ -215,7 +215,7 @@ RULES: dict[str, Builder] = {
         ),
         _reshape,
     ),
-    "aten.view.dtype": whole,
+    "aten.view.dtype": uncut,
     "aten.transpose": _transpose,
     "aten.t": _t,
     "aten.numpy_T": _t,
@@ -225,9 +225,9 @@ RULES: dict[str, Builder] = {
     "aten.expand_copy": _expand,
     "aten.broadcast_to": _expand,
     "aten.repeat": _repeat,
-    "aten.repeat_interleave": whole,
+    "aten.repeat_interleave": uncut,
     "aten.repeat_interleave.self_int": _repeat_interleave,
-    "aten.as_strided": whole,
+    "aten.as_strided": uncut,
     "aten.view_as_complex": line("... [c] -> ...", _LINEAR, reduce=None),
     "aten.view_as_real": line("... -> ... [c]", _LINEAR, reduce=None),
 }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hyperparallel.errors import PlanError
 from hyperparallel.graph.capture.capture import capture
 from hyperparallel.graph.capture.precision import computing
-from hyperparallel.graph.passes.promote import SUMS
+from hyperparallel.graph.joint.promote import SUMS
 from tests.graph.capture import families
 from tests.graph.capture.joint import run_eager, run_graph
 

@@ -82,7 +82,7 @@ def test_a_pending_result_leaves_the_reduction_to_the_program_around() -> None:
     """One all-reduce over tp each way; reducing inside costs one more, of the gradient that was whole."""
 
     def reductions(region: Any) -> list[str]:
-        derived = hp.Plan(TP).derive(made(Mlp, region), numbers(4, 4))
+        derived = hp.derive(made(Mlp, region), hp.Plan(TP), numbers(4, 4))
         return [c.phase for c in derived.communications if "tp" in c.axes for _ in range(c.count)]
 
     assert reductions(pending_mlp) == ["forward", "backward"]
@@ -107,12 +107,12 @@ def test_a_deep_stack_is_traced_as_four_blocks() -> None:
 
 
 def test_explain_says_that_a_region_declared_a_layout() -> None:
-    derived = hp.Plan(TP).derive(made(Mlp, pending_mlp), numbers(4, 4))
+    derived = hp.derive(made(Mlp, pending_mlp), hp.Plan(TP), numbers(4, 4))
     assert "declared by the region pending_mlp_code" in derived.explain("up.weight")
     made_by = [v for v in derived.values if "pending_mlp_code" in v.op]
     assert len(made_by) == 1 and made_by[0].layout == '("dp", None, partial={"tp": "sum"})'
     assert "which declares it" in derived.explain(made_by[0].value)
-    inner = [c for c in hp.Plan(TP).derive(made(Mlp, reduced_mlp), numbers(4, 4)).communications
+    inner = [c for c in hp.derive(made(Mlp, reduced_mlp), hp.Plan(TP), numbers(4, 4)).communications
              if "mlp_code asks for it" in c.reason]  # fmt: skip
     assert {(c.kind, c.phase) for c in inner} == {("all_reduce", "forward"), ("all_reduce", "backward")}
 

@@ -32,7 +32,7 @@ class Around(nn.Module):
 
 def refused(region: Any, match: str, kind: type[Exception] = UserError, rows: int = 4) -> None:
     with pytest.raises(kind, match=match):
-        hp.Plan(MESH).derive(made(Around, region), numbers(rows, 4))
+        hp.derive(made(Around, region), hp.Plan(MESH), numbers(rows, 4))
 
 
 def region(code: Callable[..., Any], ins: Any = ("dp", "tp"), outs: Any = ("dp", "tp"), **more: Any) -> Any:
@@ -115,7 +115,7 @@ def test_tensors_that_are_no_arguments() -> None:
     model = made(Around, None)
     model.region = hp.local_region(lambda x: x @ model.last.weight.T, ("dp", None), ("dp", None), name="code")
     with pytest.raises(UserError, match=r"tensor in code.*\[6, 6\].*one more argument"):
-        hp.Plan(MESH).derive(model, numbers(4, 4))
+        hp.derive(model, hp.Plan(MESH), numbers(4, 4))
 
 
 def test_values_read_by_the_code_name_its_line() -> None:
@@ -128,14 +128,14 @@ def test_values_read_by_the_code_name_its_line() -> None:
 def test_uneven_pieces_that_the_code_does_not_take() -> None:
     code = region(lambda x: x.unflatten(0, (2, 1)).flatten(0, 1), ins=("dp", None), outs=("dp", None))
     refused(code, r"arguments of code.*dim 0 of argument 0 has size 5: dp=2", rows=5)
-    hp.Plan(MESH).derive(made(Around, code), numbers(4, 4))
+    hp.derive(made(Around, code), hp.Plan(MESH), numbers(4, 4))
 
 
 def test_uneven_pieces_on_a_mesh_too_large_to_rehearse() -> None:
     plan = hp.Plan(hp.Layout((66, 2), ("dp", "tp")))
     with pytest.raises(UserError, match="dim 0 of argument 0 has size 67: dp=66"):
-        plan.derive(made(Around, region(same)), numbers(67, 4))
-    plan.derive(made(Around, region(same)), numbers(132, 4))
+        hp.derive(made(Around, region(same)), plan, numbers(67, 4))
+    hp.derive(made(Around, region(same)), plan, numbers(132, 4))
 
 
 @pytest.mark.parametrize(

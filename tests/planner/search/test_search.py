@@ -12,12 +12,12 @@ from hyperparallel.cluster.fabric import Fabric
 from hyperparallel.cluster.presets import preset
 from hyperparallel.errors import PlanError
 from hyperparallel.planner.cost.constants import Constants
-from hyperparallel.planner.explain.reasons import reasons
 from hyperparallel.planner.job import PlanningJob
 from hyperparallel.planner.search import search as module
-from hyperparallel.planner.search.axis_order import axis_orders, place
+from hyperparallel.planner.search.axis_order import axis_orders, place_words
+from hyperparallel.planner.search.reasons import reasons
 from hyperparallel.planner.search.search import minimal, rank_key, search
-from hyperparallel.planner.search.space import Limits, cuts, levels, pipelines, skeletons, zeros
+from hyperparallel.planner.search.space import Limits, levels, norm_cuts, pipelines, skeletons, zeros
 from hyperparallel.planner.search.table import Prediction, predict
 from hyperparallel.planner.strategy import ORDERS, Strategy
 from tests.planner.sample import job, tight
@@ -31,7 +31,7 @@ def every_strategy(one: PlanningJob, pruned: bool = False) -> list[Strategy]:
     sizes = skeletons(one)
     for s, places in zip(sizes, axis_orders(one, sizes), strict=True):
         where = places if pruned else product(ORDERS, FILLS)
-        inside = product(pipelines(one, s), zeros(one, s), cuts(s), where, levels(one))
+        inside = product(pipelines(one, s), zeros(one, s), norm_cuts(s), where, levels(one))
         for (virtual, schedule), zero, sp, (order, fill), (recompute, offload) in inside:
             found.append(
                 Strategy(**s._asdict(), virtual=virtual, schedule=schedule, zero=zero, sp=sp, order=order,
@@ -153,7 +153,7 @@ def test_a_placement_that_gains_is_found_and_told() -> None:
     packed = Limits(fixed=(*limits.fixed, ("fill", "packed"), ("order", ORDERS[0])))
     usual = search(one, limits=packed).best[0]
     assert best.strategy.fill == "apart" and best.seconds < usual.seconds
-    assert place(one, best.strategy, "cp") == " (on the rack's second dimension)"
-    assert place(one, usual.strategy, "cp") == " (on 2 x 4 of the rack)"
+    assert place_words(one, best.strategy, "cp") == " (on the rack's second dimension)"
+    assert place_words(one, usual.strategy, "cp") == " (on 2 x 4 of the rack)"
     said = [reason.words for reason in reasons(one, best, limits=limits)]
     assert any("cp8 (on the rack's second dimension): cp8 (on 2 x 4 of the rack) is" in text for text in said)

@@ -9,9 +9,9 @@ import pytest
 from hyperparallel.planner.search.axis_order import axis_orders
 from hyperparallel.planner.search.space import (
     Limits,
-    cuts,
     even_enough,
     levels,
+    norm_cuts,
     pipelines,
     skeletons,
     tensor_sizes,
@@ -79,7 +79,7 @@ def test_fixed_fields_have_only_that_value() -> None:
     assert found
     for s in found:
         assert (s.tp, s.pp) == (2, 2)
-        assert zeros(one, s, limits) in ([1], []) and cuts(s, limits) == [True]
+        assert zeros(one, s, limits) in ([1], []) and norm_cuts(s, limits) == [True]
         assert {name for _, name in pipelines(one, s, limits)} == {"1f1b"}
         (places,) = axis_orders(one, [s], Limits(fixed=(("order", "tp-cp-dp-pp"),)))
         assert {order for order, _ in places} == {"tp-cp-dp-pp"}

@@ -20,9 +20,9 @@ def test_a_build_is_kept_and_leaves_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "FLAGS", ("-O0", "-std=c++17", "-shared", "-fPIC"))
-    first = native.build(tmp_path)
+    first = native.build_library(tmp_path)
     stamp = first.stat().st_mtime_ns
-    assert native.build(tmp_path) == first and first.stat().st_mtime_ns == stamp
+    assert native.build_library(tmp_path) == first and first.stat().st_mtime_ns == stamp
     assert sorted(os.listdir(tmp_path)) == sorted(["lock", first.name])
 
 
@@ -30,12 +30,12 @@ def test_a_build_is_kept_and_leaves_nothing_else(
 def test_a_failed_build_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "FLAGS", ("-O0", "-no-such-flag"))
     with pytest.raises(native.BuildError, match="no-such-flag"):
-        native.build(tmp_path)
+        native.build_library(tmp_path)
     assert os.listdir(tmp_path) == ["lock"]
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(native.BuildError, match="no C\\+\\+ compiler"):
-        native.build(tmp_path)
+        native.build_library(tmp_path)
 
 
 @pytest.mark.procs

@@ -11,7 +11,7 @@ from torch import nn
 from hyperparallel.cluster import Rates
 from hyperparallel.errors import PlanError, UserError
 from hyperparallel.graph.build import build
-from hyperparallel.runtime.module.choose_mesh import candidates, cheapest, meshes
+from hyperparallel.runtime.module.choose_mesh import candidates, first_that_fits, meshes
 from hyperparallel.runtime.module.parallel import parallelize
 from hyperparallel.runtime.module.step import TrainStep
 from tests.runtime.module import small
@@ -51,7 +51,7 @@ def test_takes_the_cheapest_by_the_integer_programs_own_objective() -> None:
         for plan in meshes(4)
     }
     assert {str(c.plan.mesh): c.seconds for c in found} == pytest.approx(alone)
-    assert cheapest(found, None) == found[0].plan
+    assert first_that_fits(found, None) == found[0].plan
     assert found[0].seconds == min(alone.values())
 
 
@@ -69,10 +69,10 @@ def test_memory_bounds_the_choice() -> None:
     found = candidates(Wide(), 4, (torch.zeros(64, 256),))
     least, most = min(c.rank_bytes for c in found), max(c.rank_bytes for c in found)
     assert least < most
-    chosen = cheapest(found, least)
+    chosen = first_that_fits(found, least)
     assert next(c for c in found if c.plan == chosen).rank_bytes == least
     with pytest.raises(PlanError, match=r"needs .* a rank.*a plan by hand"):
-        cheapest(found, least - 1)
+        first_that_fits(found, least - 1)
 
 
 @pytest.mark.procs

@@ -11,14 +11,11 @@ nothing; masks of more than 2**28 elements after that are left alone.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
-
-if TYPE_CHECKING:
-    from hyperparallel.graph.capture.capture import Captured
 
 _LARGEST = 2**28
 
@@ -31,14 +28,7 @@ class MaskKind(enum.Enum):
     OTHER = "other"
 
 
-def fold_masks(captured: Captured) -> Captured:
-    """Replace constant causal and empty attention masks, in place; returns `captured`."""
-    if fold_mask_nodes(captured.graph_module.graph):
-        captured.graph_module.recompile()
-    return captured
-
-
-def fold_mask_nodes(graph: fx.Graph) -> int:
+def fold_masks(graph: fx.Graph) -> int:
     """Fold the masks of a graph and return how many attention ops changed."""
     constants = _Constants()
     kinds: dict[fx.Node, MaskKind] = {}

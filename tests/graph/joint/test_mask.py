@@ -102,7 +102,7 @@ def test_cuda_ops_are_rewritten_alike() -> None:
     """The efficient attention op of CUDA takes its mask by position."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from hyperparallel.graph.passes.mask import fold_mask_nodes
+    from hyperparallel.graph.joint.mask import fold_masks
 
     op = torch.ops.aten._scaled_dot_product_efficient_attention.default
     graph = fx.Graph()
@@ -117,13 +117,13 @@ def test_cuda_ops_are_rewritten_alike() -> None:
         wide.meta["val"] = torch.empty(LENGTH, LENGTH).expand(2, 2, LENGTH, LENGTH)
     node = graph.call_function(op, (q, q, q, wide, True))
     graph.output(node)
-    assert fold_mask_nodes(graph) == 1
+    assert fold_masks(graph) == 1
     assert node.args == (q, q, q, None, True) and node.kwargs == {"is_causal": True}
 
 
 def test_large_batches_cost_nothing() -> None:
     """A mask over (batch, 1, length, length) is computed once for all rows of the batch."""
-    from hyperparallel.graph.passes import mask as masks
+    from hyperparallel.graph.joint import mask as masks
 
     net = Attention(batched)
     captured = capture(net, (torch.randn(100_000, LENGTH, 8, device="meta"),))

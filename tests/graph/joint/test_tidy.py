@@ -11,7 +11,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from hyperparallel.graph.passes.tidy import tidy_graph
+from hyperparallel.graph.joint.tidy import tidy_graph
 
 pytestmark = pytest.mark.fake
 aten = torch.ops.aten

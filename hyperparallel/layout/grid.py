@@ -1,37 +1,31 @@
-"""A mesh: ranks arranged in a grid whose axes have names.
+"""A grid: ranks whose coordinates have names, the arithmetic under a `Mesh`.
 
-A mesh is a value: a shape, one name per axis, and the ranks in row-major order of their coordinates
-(last axis fastest). The rank list may be any list of different ranks, so a mesh can be a slice of a
-larger one, or place neighbours of an axis on neighbouring devices. `mesh("dp", None)` cuts a tensor
-over it and gives a `Layout`.
+A grid is a value: a shape, one name per axis, and the ranks in row-major order of their coordinates
+(last axis fastest). The rank list may be any list of different ranks, so a grid can be a slice of a
+larger one, or place neighbours of an axis on neighbouring devices.
 
-What it leaves out: which links an axis crosses (`cluster/`) and process groups (`runtime/`).
+What it leaves out: tensors (`layout.py`, where `Mesh` is a grid that makes layouts), which links an
+axis crosses (`cluster/`) and process groups (`runtime/`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from hyperparallel.errors import LayoutError, nearest
 
-if TYPE_CHECKING:
-    from hyperparallel.layout.layout import DimSpec, Layout
 
-
-class Mesh:
-    """Ranks in a named grid, frozen; calling it makes a `Layout`.
+class Grid:
+    """Ranks in a named grid, frozen.
 
     shape: number of ranks along each axis; names: one per axis; ranks: row-major, 0..size-1 if not
     given. Raises LayoutError for sizes below one, repeated names, or a rank list of another length.
 
-    >>> mesh = Mesh((2, 2), ("dp", "tp"))
-    >>> mesh
-    Layout((2, 2), ("dp", "tp"))
-    >>> mesh.coordinate(3), mesh.group(3, "dp")
+    >>> grid = Grid((2, 2), ("dp", "tp"))
+    >>> grid.coordinate(3), grid.group(3, "dp")
     ({'dp': 1, 'tp': 1}, (1, 3))
     """
 
@@ -51,18 +45,18 @@ class Mesh:
         fields = {"shape": shape, "names": names, "ranks": ranks, "size": size}
         sizes = dict(zip(names, shape, strict=True))
         key = hash((shape, names, ranks))
-        self.__dict__.update(fields, _sizes=sizes, _hash=key, _layouts={})
+        self.__dict__.update(fields, _sizes=sizes, _hash=key)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Mesh is frozen; build a new one to change {name!r}")
+        raise AttributeError(f"a {type(self).__name__} is frozen; build a new one to change {name!r}")
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"a Mesh is frozen; {name!r} cannot be deleted")
+        raise AttributeError(f"a {type(self).__name__} is frozen; {name!r} cannot be deleted")
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if not isinstance(other, Mesh) or self._hash != other._hash:
+        if not isinstance(other, Grid) or self._hash != other._hash:
             return False
         mine, theirs = (self.shape, self.names, self.ranks), (other.shape, other.names, other.ranks)
         return mine == theirs
@@ -70,28 +64,13 @@ class Mesh:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[type[Mesh], tuple[object, ...]]:
-        return Mesh, (self.shape, self.names, self.ranks)
+    def __reduce__(self) -> tuple[type[Grid], tuple[object, ...]]:
+        return type(self), (self.shape, self.names, self.ranks)
 
     def __repr__(self) -> str:
         names = ", ".join(f'"{name}"' for name in self.names) + ("," if len(self.names) == 1 else "")
         ranks = "" if self.ranks == tuple(range(self.size)) else f", ranks={self.ranks}"
-        return f"Layout({self.shape}, ({names}){ranks})"
-
-    def __call__(
-        self,
-        *dims: DimSpec,
-        partial: Mapping[str, str] | None = None,
-        tier: str = "device",
-    ) -> Layout:
-        """The layout of a tensor with one entry per dim: None, an axis, or axes outermost first.
-
-        >>> Mesh((2, 2), ("dp", "tp"))("dp", None).dims
-        (('dp',), ())
-        """
-        from hyperparallel.layout.layout import build
-
-        return build(self, dims, partial or {}, tier)
+        return f"{type(self).__name__}({self.shape}, ({names}){ranks})"
 
     def axis_size(self, name: str) -> int:
         """The number of ranks along one axis; LayoutError if there is no such axis."""
@@ -105,18 +84,18 @@ class Mesh:
     def indices(self, rank: int) -> tuple[int, ...]:
         """The coordinate as plain numbers in axis order.
 
-        >>> Mesh((2, 2), ("dp", "tp"), (0, 2, 1, 3)).indices(2)
+        >>> Grid((2, 2), ("dp", "tp"), (0, 2, 1, 3)).indices(2)
         (0, 1)
         """
         found = self._indices.get(rank)
         if found is None:
-            raise LayoutError("rank", rank, f"a rank of {self!r}: {_some(self.ranks)}")
+            raise LayoutError("rank", rank, f"a rank of {self}: {_some(self.ranks)}")
         return found
 
     def rank_at(self, **coordinate: int) -> int:
         """The rank at a coordinate; every axis longer than one must be given.
 
-        >>> Mesh((2, 2), ("dp", "tp")).rank_at(dp=1, tp=0)
+        >>> Grid((2, 2), ("dp", "tp")).rank_at(dp=1, tp=0)
         2
         """
         for name in coordinate:
@@ -134,7 +113,7 @@ class Mesh:
     def group(self, rank: int, axes: str | Sequence[str]) -> tuple[int, ...]:
         """The ranks that differ from `rank` only along `axes`, row-major in the order of `axes`.
 
-        >>> Mesh((2, 2), ("dp", "tp")).group(0, ("tp", "dp"))
+        >>> Grid((2, 2), ("dp", "tp")).group(0, ("tp", "dp"))
         (0, 2, 1, 3)
         """
         axes = (axes,) if isinstance(axes, str) else tuple(axes)
@@ -153,7 +132,7 @@ class Mesh:
     def groups(self, axes: str | Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """All groups along `axes`; together they hold every rank once.
 
-        >>> Mesh((2, 2), ("dp", "tp")).groups("dp")
+        >>> Grid((2, 2), ("dp", "tp")).groups("dp")
         ((0, 2), (1, 3))
         """
         seen: set[int] = set()
@@ -185,52 +164,9 @@ class Mesh:
         known = ", ".join(self.names) or "no axis at all"
         raise LayoutError("axis", name, f"one of {known}", nearest(str(name), self.names))
 
-    # The rearrangements stand in `views.py`; here they only become methods.
-
-    def slice(self, **picks: int | slice) -> Mesh:
-        """The part of the mesh at an index of an axis (the axis goes) or a range of it (it stays).
-
-        >>> Mesh((2, 2), ("dp", "tp")).slice(dp=1)
-        Layout((2,), ("tp",), ranks=(2, 3))
-        """
-        from hyperparallel.layout.views import slice_mesh
-
-        return slice_mesh(self, picks)
-
-    def split(self, name: str, parts: Mapping[str, int]) -> Mesh:
-        """One axis as several, outermost first; the product of their sizes must be its size.
-
-        >>> Mesh((4,), ("world",)).split("world", {"dp": 2, "tp": 2})
-        Layout((2, 2), ("dp", "tp"))
-        """
-        from hyperparallel.layout.views import split_mesh
-
-        return split_mesh(self, name, parts)
-
-    def flatten(self, axes: Sequence[str], name: str) -> Mesh:
-        """Several axes as one, row-major in the order given, standing where the first one stood.
-
-        >>> Mesh((2, 2), ("dp", "tp")).flatten(("tp", "dp"), "world")
-        Layout((4,), ("world",), ranks=(0, 2, 1, 3))
-        """
-        from hyperparallel.layout.views import flatten_mesh
-
-        return flatten_mesh(self, axes, name)
-
-    def rename(self, names: Mapping[str, str]) -> Mesh:
-        """The same ranks under other axis names.
-
-        >>> Mesh((2,), ("dp",)).rename({"dp": "data"})
-        Layout((2,), ("data",))
-        """
-        for name in names:
-            self.axis_size(name)
-        return Mesh(self.shape, [names.get(name, name) for name in self.names], self.ranks)
-
     # Set in __init__ behind the frozen __setattr__.
     _sizes: dict[str, int]
     _hash: int
-    _layouts: dict[object, Layout]
 
 
 def _check_grid(shape: tuple[int, ...], names: tuple[str, ...]) -> int:

@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
-
-if TYPE_CHECKING:
-    from hyperparallel.graph.capture.capture import Captured
 
 _aten = torch.ops.aten
 _RESHAPES = {_aten.view.default, _aten._unsafe_view.default}
@@ -49,13 +46,6 @@ _UNIT = {
     _aten.div.Scalar: 1,
     _aten.pow.Tensor_Scalar: 1,
 }
-
-
-def tidy(captured: Captured) -> Captured:
-    """Tidy a captured graph in place and return it."""
-    tidy_graph(captured.graph_module.graph)
-    captured.graph_module.recompile()
-    return captured
 
 
 def tidy_graph(graph: fx.Graph) -> None:

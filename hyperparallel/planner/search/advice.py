@@ -19,8 +19,8 @@ from hyperparallel.planner.search.space import (
     EVERYTHING,
     RECOMPUTED,
     Limits,
-    cuts,
     levels,
+    norm_cuts,
     skeletons,
     zeros,
 )
@@ -41,7 +41,7 @@ def smallest(job: PlanningJob, limits: Limits, offload: float, constants: Consta
     names = [r for r in RECOMPUTED if any(r == one for one, _ in levels(job, limits))]
     strategies = []
     for s in every[::step]:
-        zero, sp = max(zeros(job, s, limits), default=1), any(cuts(s, limits))
+        zero, sp = max(zeros(job, s, limits), default=1), any(norm_cuts(s, limits))
         more: dict[str, Any] = {**s._asdict(), "recompute": names[-1], "dtype": job.dtype}
         strategies.append(Strategy(**more, zero=zero, sp=sp))
     table = StrategyTable(job, Candidates.of([replace(s, offload=offload) for s in strategies]), constants)
@@ -68,14 +68,14 @@ def too_large(job: PlanningJob, limits: Limits, constants: Constants) -> PlanErr
         if free is not None and free.peak_bytes <= capacity and _host_fits(job, free.host_bytes):
             tried.append(f"without --runnable {free.strategy.words()} fits in {_gb(free.peak_bytes)}")
     elif has_host:
-        tried += _offloading(job, kept, constants, limits)
+        tried += _offloading(job, kept)
     more = devices_that_fit(job, limits, constants)
     instead = f"--devices {more}" if more else None
     allowed = f"a plan within {_gb(capacity)} a device; " + "; ".join(tried)
     return PlanError("model", given, allowed.rstrip("; "), instead)
 
 
-def _offloading(job: PlanningJob, kept: Prediction, constants: Constants, limits: Limits) -> list[str]:
+def _offloading(job: PlanningJob, kept: Prediction) -> list[str]:
     """A sentence for each step of moving states off the device."""
     capacity = job.cluster.capacity_bytes
     room = job.cluster.tier("host").capacity_per_device_bytes

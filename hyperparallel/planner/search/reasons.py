@@ -17,14 +17,14 @@ from hyperparallel.cluster.axis_links import FILLS
 from hyperparallel.errors import UserError
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.job import PlanningJob
-from hyperparallel.planner.search.axis_order import axis_orders, moved_axis, place
+from hyperparallel.planner.search.axis_order import axis_orders, moved_axis, place_words
 from hyperparallel.planner.search.space import (
     EVERYTHING,
     RECOMPUTED,
     Limits,
     Skeleton,
-    cuts,
     levels,
+    norm_cuts,
     pipelines,
     skeleton_of,
     skeletons,
@@ -230,7 +230,7 @@ def _allowed(job: PlanningJob, s: Strategy, known: set[Skeleton], limits: Limits
         skeleton in known
         and (s.virtual, s.schedule) in pipelines(job, skeleton, limits)
         and s.zero in zeros(job, skeleton, limits)
-        and s.sp in cuts(skeleton, limits)
+        and s.sp in norm_cuts(skeleton, limits)
         and (s.recompute, s.offload) in levels(job, limits)
     )
 
@@ -294,10 +294,10 @@ def _said(job: PlanningJob, name: str, best: Strategy, other: Strategy) -> tuple
         changes = [f"{a}{getattr(other, a)}" for a in (name, "tp", "cp", "pp", "dp")]
         moved = [text for a, text in zip((name, "tp", "cp", "pp", "dp"), changes, strict=True)
                  if getattr(other, a) != getattr(best, a)]  # fmt: skip
-        at = place(job, best, name)
+        at = place_words(job, best, name)
         return (
             f"{name}{getattr(best, name)}{at}",
-            f"{' '.join(dict.fromkeys(moved))}{place(job, other, name)}",
+            f"{' '.join(dict.fromkeys(moved))}{place_words(job, other, name)}",
         )
     if name == "pp":
         moved = [f"{a}{getattr(other, a)}" for a in ("pp", "tp", "cp", "dp")
@@ -309,7 +309,7 @@ def _said(job: PlanningJob, name: str, best: Strategy, other: Strategy) -> tuple
         axis = moved_axis(job, best, other)
         if axis is None:
             return " ".join(best.placement_words()) or "axes as usual", " ".join(other.placement_words())
-        here, there = (f"{axis}{getattr(s, axis)}{place(job, s, axis)}" for s in (best, other))
+        here, there = (f"{axis}{getattr(s, axis)}{place_words(job, s, axis)}" for s in (best, other))
         return here, there
     return _choice(name, best), _choice(name, other)
 

@@ -89,6 +89,7 @@ def build(
     grad_outputs: Sequence[str] | None = None,
     whole_outputs: bool = False,
     micro_batches: int = 1,
+    later: bool = False,
     rates: Rates | None = None,
     joint_passes: Sequence[JointPass] = JOINT_PASSES,
     rank_passes: Sequence[RankPass] = RANK_PASSES,
@@ -98,7 +99,7 @@ def build(
     loss: the one result to keep and to differentiate ("" finds it: the one called "loss", or the only
     one); None keeps all results, and differentiates `grad_outputs` (by default "loss" where there is one,
     else all). whole_outputs: those results end whole on every rank. micro_batches: how often the program
-    runs before gradients are reduced. train, as_is: see `capture`.
+    runs before gradients are reduced. train, as_is: see `capture`. later: see `decide`.
     Raises `CaptureError` where the module cannot be captured, `PlanError`/`LayoutError` for a plan that
     does not fit it.
     """
@@ -124,7 +125,9 @@ def build(
         roots = gradient_roots(list(captured.outputs))
     check_outputs(captured, roots)
     whole = frozenset(roots if whole_outputs else ())
-    decisions = decide(workload, rules, plan, rates, random=random, whole=whole, micro_batches=micro_batches)
+    decisions = decide(
+        workload, rules, plan, rates, random=random, whole=whole, micro_batches=micro_batches, later=later
+    )
     return Built(captured, workload, rules, decisions, rank_passes)
 
 

@@ -124,6 +124,14 @@ def test_strictness_and_ties(tmp_path: Path) -> None:
         read_safetensors(tmp_path, {"nope": None})
 
 
+@pytest.mark.parametrize(("field", "value"), [("tier", "host"), ("partial", {"d": "sum"})])
+def test_what_a_read_does_not_carry_is_refused(tmp_path: Path, field: str, value: Any) -> None:
+    save_file({"w": torch.ones(4)}, tmp_path / "model.safetensors")
+    layout = Mesh((2,), ("d",))(None, **{field: value})
+    with pytest.raises(CheckpointError, match=rf"^w\.layout\.{field}: got "):
+        read_safetensors(tmp_path, {"w": layout})
+
+
 def test_damaged_and_missing_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="a folder with"):
         load_safetensors(tmp_path, {})

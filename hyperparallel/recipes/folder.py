@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hyperparallel.errors import UserError
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
-from hyperparallel.recipes.recipe import Recipe
+from hyperparallel.recipes.recipe import Recipe, check_axes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +35,7 @@ def folder_recipe(folder: Path) -> Recipe:
         fields["vocab_size"] = vocab_size
     if (folder / "tokenizer.json").exists():
         fields["tokenizer"] = folder
-    return Recipe(folder.name, partial(build, folder), partial(declare, folder), fields)
+    return Recipe(folder.name, partial(build, folder), partial(declare, folder), fields, ("vocab_size",))
 
 
 def build(folder: Path, config: TrainConfig) -> nn.Module:
@@ -56,6 +56,7 @@ def build(folder: Path, config: TrainConfig) -> nn.Module:
 
 def declare(folder: Path, mesh: Mesh) -> Plan:
     """Data parallelism, and tensor parallelism for model types whose weight names are known."""
+    check_axes(mesh)
     kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     layouts = {}
     if "tp" in mesh.names and kind in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"):

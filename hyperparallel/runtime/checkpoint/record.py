@@ -62,8 +62,7 @@ def pieces_of(state: CheckpointState, rank: int, world: int) -> dict[str, LocalP
     """Every value of `state` as rank `rank` of `world` holds it.
 
     Raises `CheckpointError` for a layout with a pending reduction or in another memory, or whose tensor does
-    not have
-    the shape that its layout gives this rank.
+    not have the shape that its layout gives this rank.
     """
     return {name: _piece(name, value, rank, world) for name, value in state.items()}
 

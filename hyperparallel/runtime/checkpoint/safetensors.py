@@ -137,7 +137,7 @@ def export_safetensors(
         exchange.close()
 
 
-def load_safetensors(
+def fill_state(
     folder: str | Path,
     state: Mapping[str, StateValue],
     *,

@@ -14,6 +14,7 @@ from hyperparallel.errors import HyperParallelError, RunError, UserError
 if TYPE_CHECKING:
     from hyperparallel.graph.capture.capture import Captured, capture
     from hyperparallel.graph.derive import derive
+    from hyperparallel.graph.local.localise import register_local_form
     from hyperparallel.graph.parts import Part
     from hyperparallel.graph.region.local_region import local_region
     from hyperparallel.graph.region.user_calls import (
@@ -27,16 +28,25 @@ if TYPE_CHECKING:
     )
     from hyperparallel.layout import Layout, Mesh
     from hyperparallel.plan import Plan
+    from hyperparallel.runtime.checkpoint.checkpointer import Checkpointer
+    from hyperparallel.runtime.checkpoint.trained import (
+        load_checkpoint,
+        load_safetensors,
+        save_checkpoint,
+        save_safetensors,
+    )
     from hyperparallel.runtime.job.launch import launch
     from hyperparallel.runtime.module.certify import certify
     from hyperparallel.runtime.module.parallel import parallelize
     from hyperparallel.runtime.module.parts import PartsStep
     from hyperparallel.runtime.module.step import TrainStep
+    from hyperparallel.shard.rules.table import register_rule
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Captured",
+    "Checkpointer",
     "HyperParallelError",
     "Layout",
     "Mesh",
@@ -56,14 +66,21 @@ __all__ = [
     "certify",
     "derive",
     "launch",
+    "load_checkpoint",
+    "load_safetensors",
     "local_region",
     "parallelize",
     "ppermute",
     "reduce_scatter",
+    "register_local_form",
+    "register_rule",
+    "save_checkpoint",
+    "save_safetensors",
 ]
 
 _LATE = {
     "Captured": "hyperparallel.graph.capture.capture",
+    "Checkpointer": "hyperparallel.runtime.checkpoint.checkpointer",
     "capture": "hyperparallel.graph.capture.capture",
     "Layout": "hyperparallel.layout",
     "Mesh": "hyperparallel.layout",
@@ -82,7 +99,13 @@ _LATE = {
     "reduce_scatter": "hyperparallel.graph.region.user_calls",
     "derive": "hyperparallel.graph.derive",
     "launch": "hyperparallel.runtime.job.launch",
+    "load_checkpoint": "hyperparallel.runtime.checkpoint.trained",
+    "load_safetensors": "hyperparallel.runtime.checkpoint.trained",
     "parallelize": "hyperparallel.runtime.module.parallel",
+    "register_local_form": "hyperparallel.graph.local.localise",
+    "register_rule": "hyperparallel.shard.rules.table",
+    "save_checkpoint": "hyperparallel.runtime.checkpoint.trained",
+    "save_safetensors": "hyperparallel.runtime.checkpoint.trained",
 }
 """Public name -> the module it is loaded from on first use."""
 

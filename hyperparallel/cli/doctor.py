@@ -10,16 +10,22 @@ from typing import Annotated
 
 import typer
 
+CALIBRATED_RANKS = 4
+
 
 def doctor(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help='Time this machine and describe it as the cluster "laptop".')
     ] = False,
     ranks: Annotated[
-        int, typer.Option("--ranks", help="Local ranks that compute at once while calibrating.", min=1)
-    ] = 4,
+        int | None,
+        typer.Option("--ranks", help="Local ranks that compute at once while calibrating; else 4.", min=1),
+    ] = None,
 ) -> None:
     """Say what this machine has and what would work; exit status 1 if training would not."""
     from hyperparallel.cli.diagnosis import diagnose
+    from hyperparallel.errors import UserError
 
-    diagnose(calibrate, ranks)
+    if ranks is not None and not calibrate:
+        raise UserError("--ranks", ranks, "with --calibrate only", f"--calibrate --ranks {ranks}")
+    diagnose(calibrate, ranks or CALIBRATED_RANKS)

@@ -7,8 +7,9 @@ a recipe or module is derived for a given mesh, and with `--trace` its step is s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,12 +46,15 @@ def plan(
         int | None, typer.Option(min=1, help="Samples of a step, over all devices.", rich_help_panel=SEARCH)
     ] = None,
     objective: Annotated[
-        str, typer.Option(help="time, memory, or cost (device seconds a step).", rich_help_panel=SEARCH)
-    ] = "time",
+        str | None,
+        typer.Option(help="time (else), memory, or cost (device seconds).", rich_help_panel=SEARCH),
+    ] = None,
     dtype: Annotated[
-        str, typer.Option(help="Format of the matrix products.", rich_help_panel=SEARCH)
-    ] = "bf16",
-    top: Annotated[int, typer.Option(min=1, help="Plans to show.", rich_help_panel=SEARCH)] = 5,
+        str | None, typer.Option(help="Format of the matrix products; else bf16.", rich_help_panel=SEARCH)
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Plans to show; else 5.", rich_help_panel=SEARCH)
+    ] = None,
     runnable: Annotated[
         bool, typer.Option("--runnable", help="Only what the executor runs today.", rich_help_panel=SEARCH)
     ] = False,
@@ -69,6 +73,11 @@ def plan(
     """Find the best plan of a model on a machine (--cluster), or derive the program of a given one."""
     from hyperparallel.errors import UserError
 
+    every: dict[str, Any] = {
+        "devices": devices, "seq": seq, "global_batch": global_batch, "objective": objective,
+        "dtype": dtype, "top": top, "runnable": runnable or None,
+    }  # fmt: skip
+    asked = {name: value for name, value in every.items() if value is not None}
     given = trace is not None and (mesh is not None or plan is not None)
     if cluster is not None and not given:
         for name, wrong in (("--mesh", mesh), ("--plan", plan), ("KEY=VALUE", fields)):
@@ -77,17 +86,23 @@ def plan(
                 raise UserError(name, str(wrong), allowed)
         from hyperparallel.cli.planning import Wanted, read_fixed, run_planner
 
-        wanted = Wanted(
-            model, cluster, devices, seq, global_batch, objective, dtype, top, runnable, read_fixed(fix)
-        )
-        run_planner(wanted, save, html, as_json, trace)
+        run_planner(Wanted(model, cluster, **asked, fixed=read_fixed(fix)), save, html, as_json, trace)
         return
-    for name, value in (("--devices", devices), ("--seq", seq), ("--global-batch", global_batch),
-                        ("--json", as_json)):  # fmt: skip
-        if value is not None:
-            raise UserError(name, str(value), "with --cluster only", f"--cluster h100 {name} {value}")
+    _refuse_search({**asked, "fix": fix, "json": as_json})
     _refuse_preset(model)
     _derive(model, fields, mesh, plan, save, html, trace, cluster or "laptop")
+
+
+def _refuse_search(asked: Mapping[str, Any]) -> None:
+    """Refuse options of the search where a given mesh or plan is derived."""
+    from hyperparallel.errors import UserError
+
+    for name, value in asked.items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            given, words = (value, option) if value is True else (str(value), f"{option} {value}")
+            allowed = "where a plan is searched: with --cluster, without --mesh or --plan"
+            raise UserError(option, given, allowed, f"--cluster h100 {words}")
 
 
 def _refuse_preset(model: str) -> None:
@@ -114,13 +129,21 @@ def _derive(
     cluster: str,
 ) -> None:
     """Derive a plan, print it and write the files that were asked for."""
-    from hyperparallel.cli.request import build_request, read_request, write_all, write_text
+    from hyperparallel.cli.request import (
+        DERIVED_FROM,
+        PREDICTED_FROM,
+        build_request,
+        read_request,
+        write_all,
+        write_text,
+    )
     from hyperparallel.cli.tables import print_derived
     from hyperparallel.errors import UserError
 
     if save is not None and save.suffix not in (".json", ".yaml", ".yml"):
         raise UserError("--save", str(save), "a name ending in .json, .yaml or .yml")
-    request = read_request(model, mesh=mesh, plan=plan, overrides=fields or [])
+    used = DERIVED_FROM if trace is None else PREDICTED_FROM
+    request = read_request(model, mesh=mesh, plan=plan, overrides=fields or [], used=used)
     from hyperparallel.graph.derive import derived as derived_of
 
     built = build_request(request)

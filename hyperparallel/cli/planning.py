@@ -142,13 +142,12 @@ def run_planner(
         typer.echo(f"note: {machine.name} has no fabric, so this plans one device; more need {EXAMPLE_TIER}")
 
     def write_plan(path: Path) -> str:
-        from hyperparallel.planner.runnable import to_plan
+        from hyperparallel.planner.runnable import num_micro_batches, to_plan
 
         strategy = planning.best.prediction.strategy
         write_text(path, to_plan(planning.job.model, strategy).to_yaml(), "--save")
-        count = planning.job.global_batch // (strategy.dp * strategy.microbatch)
-        many = "micro-batch" if count == 1 else "micro-batches"
-        return f"saved {path} (train with {count} {many} a step)"
+        count = num_micro_batches(strategy, planning.job.global_batch)
+        return f"saved {path} (train with accumulate={count}, batch_size={planning.job.global_batch})"
 
     def write_json(path: Path) -> str:
         from hyperparallel.planner.explain.rows import to_json

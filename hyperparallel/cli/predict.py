@@ -27,6 +27,7 @@ def write_prediction(request: Request, built: Built, cluster: str, path: Path) -
     config = request.config
     update = update_work(lambda named: adamw(config, named))
     machine = load_cluster(cluster)
-    found = predicted_step(built, machine, clip=config.clip_norm is not None, update=update)
+    clip = config.clip_norm is not None
+    found = predicted_step(built, machine, runs=config.accumulate, clip=clip, update=update)
     write_trace(found, path)
     return f"predicted step on {machine.name}: {seconds_words(found.step_seconds)}; saved {path}"

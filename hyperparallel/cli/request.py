@@ -6,7 +6,7 @@ agree. Without either, all ranks are one `dp` axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,12 @@ from hyperparallel.recipes import Recipe, find_recipe
 if TYPE_CHECKING:
     from hyperparallel.graph.build import Built
     from hyperparallel.train.config import TrainConfig
+
+
+DERIVED_FROM = ("dtype", "compute", "vocab_size", "batch_size", "seq_len", "accumulate")
+"""Fields of a run's config that its program depends on."""
+PREDICTED_FROM = (*DERIVED_FROM, "clip_norm", "weight_decay")
+"""Those that a simulated step depends on."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,12 @@ def read_request(
     overrides: Sequence[str],
     devices: int | None = None,
     options: Mapping[str, Any] | None = None,
+    used: Collection[str] | None = None,
 ) -> Request:
-    """Settle a request from a command's arguments; `UserError` for what does not fit together."""
+    """Settle a request from a command's arguments; `UserError` for what does not fit together.
+
+    used: the fields of the config that the command acts on, left out all; others are refused.
+    """
     _refuse_plan_file(model)
     recipe = find_recipe(model)
     settled = settle_plan(recipe, mesh, plan, devices)
@@ -53,12 +63,25 @@ def read_request(
     written = parse_overrides(overrides)
     for key in given.keys() & written.keys():
         raise UserError("override", f"{key}={written[key]}", f"{key} only once")
+    for key in written.keys() & {"model", *recipe.settled}:
+        raise UserError("override", f"{key}={written[key]}", f"none: {model} settles {key}")
+    _refuse_unused(written, used)
     config = make_config({**recipe.fields, **given, **written})
     compute = config.compute or settled.compute  # either may ask for it; both then say so
     if compute and config.dtype == "float64":
         raise UserError("compute", compute, "none with dtype=float64, which a product would mix with it")
     config = config.model_copy(update={"compute": compute})
     return Request(recipe, config, replace(settled, compute=compute))
+
+
+def _refuse_unused(written: Mapping[str, str], used: Collection[str] | None) -> None:
+    """Refuse fields of a run that change nothing in what a command derives."""
+    from hyperparallel.train.config import TrainConfig
+
+    for key, value in written.items():
+        if used is not None and key in TrainConfig.model_fields and key not in used:
+            allowed = f"in `hyperparallel train`; here a plan depends on {', '.join(used)}"
+            raise UserError("override", f"{key}={value}", allowed)
 
 
 def _refuse_plan_file(model: str) -> None:
@@ -101,13 +124,14 @@ def build_request(request: Request) -> Built:
     import torch
 
     from hyperparallel.graph.build import build
+    from hyperparallel.runtime.module.step import split_batch
 
     config = request.config
     with torch.device("meta"):
         model = request.recipe.model(config).to(getattr(torch, config.dtype))
     tokens = torch.zeros((config.batch_size, config.seq_len), dtype=torch.int64)
-    batch = {"input_ids": tokens, "labels": tokens}
-    return build(model, request.plan, (), batch, loss="loss")
+    batch = split_batch({"input_ids": tokens, "labels": tokens}, config.accumulate)[0]
+    return build(model, request.plan, (), batch, loss="loss", micro_batches=config.accumulate)
 
 
 def write_text(path: Path, text: str, option: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,12 +25,13 @@ def show(
     ] = None,
 ) -> None:
     """Draw the layouts of a model: tables here, or a page with its block diagram."""
-    from hyperparallel.cli.request import derive_request, read_request, write_text
+    from hyperparallel.cli.request import DERIVED_FROM, derive_request, read_request, write_text
 
     if model.endswith(".json"):
+        _refuse_changes({"KEY=VALUE": fields, "--mesh": mesh, "--plan": plan})
         derived, title = _read(Path(model)), Path(model).stem
     else:
-        request = read_request(model, mesh=mesh, plan=plan, overrides=fields or [])
+        request = read_request(model, mesh=mesh, plan=plan, overrides=fields or [], used=DERIVED_FROM)
         derived, title = derive_request(request), request.recipe.name
     if explain is not None:
         typer.echo(derived.explain(explain))
@@ -42,6 +44,16 @@ def show(
         from hyperparallel.cli.tables import print_derived
 
         print_derived(derived)
+
+
+def _refuse_changes(asked: Mapping[str, object]) -> None:
+    """Refuse what would change a program that is saved as it is."""
+    from hyperparallel.errors import UserError
+
+    for name, value in asked.items():
+        if value:
+            given = " ".join(value) if isinstance(value, list) else str(value)
+            raise UserError(name, given, "none beside a saved program, which is shown as it is")
 
 
 def _read(path: Path) -> Derived:

@@ -86,6 +86,7 @@ def build(
     grad_outputs: Sequence[str] | None = None,
     whole_outputs: bool = False,
     micro_batches: int = 1,
+    later: bool = False,
     rates: Rates | None = None,
     joint_passes: Sequence[JointPass] = (),
     rank_passes: Sequence[RankPass] = RANK_PASSES,
@@ -95,7 +96,7 @@ def build(
     loss: the one result to keep and to differentiate ("" finds it: the one called "loss", or the only
     one); None keeps all results, and differentiates `grad_outputs` (by default "loss" where there is one,
     else all). whole_outputs: those results end whole on every rank. micro_batches: how often the program
-    runs before gradients are reduced. train, as_is: see `capture`.
+    runs before gradients are reduced. train, as_is: see `capture`. later: see `decide`.
     Raises `CaptureError` where the module cannot be captured, `PlanError`/`LayoutError` for a plan that
     does not fit it.
     """
@@ -108,7 +109,10 @@ def build(
         roots = gradient_roots(list(captured.outputs))
     check_outputs(captured, roots)
     whole = frozenset(roots if whole_outputs else ())
-    return decided(captured, plan, whole=whole, micro_batches=micro_batches, rates=rates, passes=rank_passes)
+    return decided(
+        captured, plan,
+        whole=whole, micro_batches=micro_batches, later=later, rates=rates, passes=rank_passes,
+    )  # fmt: skip
 
 
 def captured_model(
@@ -151,20 +155,21 @@ def decided(
     whole: frozenset[str] = frozenset(),
     edges: frozenset[str] = frozenset(),
     micro_batches: int = 1,
+    later: bool = False,
     rates: Rates | None = None,
     passes: Sequence[RankPass] = RANK_PASSES,
 ) -> Built:
     """Extract and decide: a captured graph, of a model or of a part of one, under a plan.
 
     whole: paths of results that end whole on every rank. edges: those of gradients that another part
-    takes as they lie.
+    takes as they lie. later: see `decide`.
     """
     workload = extract(captured)
     rules = rules_of(captured, workload)
     random = frozenset(op.name for op in workload.ops if is_random(op.target))
     decisions = decide(
         workload, rules, plan, rates,
-        random=random, whole=whole, edges=edges, micro_batches=micro_batches,
+        random=random, whole=whole, edges=edges, micro_batches=micro_batches, later=later,
     )  # fmt: skip
     return Built(captured, workload, rules, decisions, passes)
 

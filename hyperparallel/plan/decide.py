@@ -68,6 +68,7 @@ def decide(
     whole: frozenset[str] = frozenset(),
     edges: frozenset[str] = frozenset(),
     micro_batches: int = 1,
+    later: bool = False,
     solver_seconds: float = 20.0,
 ) -> Decisions:
     """Derive a whole program from a plan.
@@ -75,10 +76,13 @@ def decide(
     rules: per op name. random: names of ops that draw random numbers (never folded into constants).
     whole: paths of results that every rank gets whole. edges: paths of the batch whose gradients another part
     of the model takes as they lie; others end whole. micro_batches: how often the program runs before
-    its gradients are reduced.
+    its gradients are reduced. later: a further program of a model, which need not take every input nor run
+    every module that the plan names.
     Raises `PlanError`/`LayoutError` for declarations that match nothing or do not fit.
     """
-    settling = _Settling(workload, refine(plan, workload, rules), random, whole, edges, micro_batches)
+    settling = _Settling(
+        workload, refine(plan, workload, rules), random, whole, edges, micro_batches, later
+    )
     rates = rates or Rates()
     done = Progress()
     axes = []
@@ -109,7 +113,9 @@ def pinned(decisions: Decisions) -> Plan:
     """The plan that declares every parameter as it was decided to be stored, for another batch shape."""
     layouts = {name: spec.layout() for name, spec in decisions.stored.items()}
     batch = decisions.plan.batch_axes
-    return replace(decisions.plan, params=layouts, activations={}, fsdp=None, batch=batch)
+    keeps = any(axis in batch for layout in layouts.values() for axis in layout.cut_axes)
+    zero = decisions.plan.zero if keeps else 3  # a plan says it only where something is kept cut
+    return replace(decisions.plan, params=layouts, fsdp=None, batch=batch, zero=zero)
 
 
 @dataclass
@@ -122,6 +128,7 @@ class _Settling:
     whole: frozenset[str]
     edges: frozenset[str]
     micro_batches: int
+    later: bool
     declared: dict[str, tuple[str, Layout]] = field(init=False)
     inputs: dict[str, tuple[str, Layout]] = field(init=False)
     stored_on_batch: dict[str, tuple[int, str]] = field(init=False)
@@ -131,11 +138,11 @@ class _Settling:
         known = {**work.params, **{a: work.params[c] for a, c in work.param_aliases.items()}}
         declared = match(self.plan.params, known, "params")
         self.declared = {work.param_aliases.get(name, name): hit for name, hit in declared.items()}
-        self.inputs = match(self.plan.inputs, work.inputs, "inputs")
+        self.inputs = match(self.plan.inputs, work.inputs, "inputs", lenient=self.later)
         for table, names in ((self.declared, work.params), (self.inputs, work.inputs)):
             for name, (_, layout) in table.items():
                 _check_rank(name, layout, work.values[names[name]].shape)
-        self.pins = _pins(self.plan, work)
+        self.pins = _pins(self.plan, work, self.later)
         self.constant = constant_ops(work, self.random)
         self.stored_on_batch = {name: cut for name in work.params if (cut := self._fsdp_cut(name))}
 
@@ -325,7 +332,7 @@ def _check_rank(name: str, layout: Layout, shape: tuple[int, ...]) -> None:
         )
 
 
-def _pins(plan: Plan, workload: Workload) -> dict[str, Layout]:
+def _pins(plan: Plan, workload: Workload, later: bool) -> dict[str, Layout]:
     """value -> layout for the values that the declared modules return."""
     last: dict[str, str] = {}
     for op in workload.ops:
@@ -333,7 +340,7 @@ def _pins(plan: Plan, workload: Workload) -> dict[str, Layout]:
             parts = op.module.split(".")
             for i in range(1, len(parts) + 1):
                 last[".".join(parts[:i])] = op.outputs[0]
-    found = match(plan.activations, last, "activations", by_part=True)
+    found = match(plan.activations, last, "activations", by_part=True, lenient=later)
     for name, (_, layout) in found.items():
         _check_rank(f"what {name} returns", layout, workload.values[last[name]].shape)
     return {last[name]: layout for name, (_, layout) in found.items()}

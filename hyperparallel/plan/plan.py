@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hyperparallel.errors import NOTHING, PlanError, Words, nearest
 from hyperparallel.foreign_errors import asked_for, no_yaml, shown
 from hyperparallel.layout import Layout, Mesh
+from hyperparallel.layout.carried import check_stored
 
 BATCH_NAMES = ("dp", "ddp", "fsdp", "data", "batch", "replica")
 COMPUTE = (None, "bfloat16")
@@ -39,7 +40,8 @@ class Plan:
         returns, for instance `{"model.layers.*": mesh("dp", "tp", None)}` for sequence-sharded norms.
     fsdp: a batch axis over which parameters, gradients and optimizer states are kept cut.
     zero: 3 gathers a parameter for the forward and again for the backward; 2 keeps it gathered for the
-        backward; 1 also keeps gradients whole while they are accumulated.
+        backward; 1 also keeps gradients whole while `TrainStep` accumulates them. Without anything that is
+        kept cut over a batch axis only 3 is taken.
     batch: the batch axes; left out, the axes called dp, fsdp, data, batch or replica, and `fsdp`.
     compute: "bfloat16" runs the model as `torch.autocast` does: products and what follows them in 16
         bits, norms, softmax and loss in float32, parameters and their gradients in their own dtype. None:
@@ -63,23 +65,54 @@ class Plan:
     reduce: str = "float32"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.mesh, Mesh):
+            raise PlanError("mesh", self.mesh, "a Mesh", 'Layout((2, 2), ("dp", "tp"))')
         for what, allowed in (("compute", COMPUTE), ("reduce", REDUCE)):  # torch.bfloat16 goes by its name
             object.__setattr__(self, what, _dtype_name(what, getattr(self, what), allowed))
-        axes = ", ".join(self.mesh.names)
-        for axis in (*(self.batch or ()), *((self.fsdp,) if self.fsdp else ())):
-            if axis not in self.mesh.names:
-                raise PlanError("fsdp/batch axis", axis, f"one of {axes}", nearest(axis, self.mesh.names))
-        if self.zero not in (1, 2, 3):
-            raise PlanError("zero", self.zero, "1, 2 or 3")
         for what in _LAYOUTS:
-            for pattern, layout in getattr(self, what).items():
-                self._check(f"{what}[{pattern!r}]", layout)
+            object.__setattr__(self, what, self._checked(what, getattr(self, what)))
+        self._check_axes()
+        self._check_zero()
 
-    def _check(self, where: str, layout: object) -> None:
-        if not isinstance(layout, Layout):
-            raise PlanError(where, layout, "a Layout", f"mesh({', '.join(map(repr, self.mesh.names))})")
-        if layout.mesh != self.mesh:
-            raise PlanError(where, str(layout), f"a layout on the plan's mesh {self.mesh}")
+    def _checked(self, what: str, layouts: object) -> dict[str, Layout]:
+        if not isinstance(layouts, Mapping):
+            raise PlanError(what, layouts, "a mapping from patterns to layouts", _EXAMPLES[what])
+        for pattern, layout in layouts.items():
+            where = f"{what}[{pattern!r}]"
+            if not isinstance(pattern, str):
+                raise PlanError(where, pattern, "a pattern over names, as text")
+            if not isinstance(layout, Layout):
+                raise PlanError(where, layout, "a Layout", f"mesh({', '.join(map(repr, self.mesh.names))})")
+            if layout.mesh != self.mesh:
+                raise PlanError(where, str(layout), f"a layout on the plan's mesh {self.mesh}")
+            check_stored(layout, where, PlanError)
+        return dict(layouts)
+
+    def _check_axes(self) -> None:
+        names, axes = self.mesh.names, ", ".join(self.mesh.names)
+        if isinstance(self.batch, str):
+            raise PlanError("batch", self.batch, "a tuple of axes", f"batch=({self.batch!r},)")
+        if self.batch is not None:
+            object.__setattr__(self, "batch", tuple(self.batch))
+        kept = () if self.fsdp is None else (("fsdp", self.fsdp),)
+        for what, axis in (*kept, *(("batch", axis) for axis in self.batch or ())):
+            if axis not in names:
+                raise PlanError(what, axis, f"one of {axes}", nearest(str(axis), names))
+        if self.batch is not None and len(set(self.batch)) != len(self.batch):
+            raise PlanError("batch", self.batch, "each axis once")
+        if self.fsdp is not None and self.fsdp not in self.batch_axes:
+            allowed = f"one of the batch axes {self.batch}, which parameters can be kept cut over"
+            raise PlanError("fsdp", self.fsdp, allowed, f"batch={(*self.batch_axes, self.fsdp)}")
+
+    def _check_zero(self) -> None:
+        if type(self.zero) is not int or self.zero not in (1, 2, 3):
+            raise PlanError("zero", self.zero, "1, 2 or 3")
+        batch = set(self.batch_axes)
+        declared = any(batch & set(layout.cut_axes) for layout in self.params.values())
+        if self.zero != 3 and self.fsdp is None and not declared:
+            allowed = "3, as nothing is kept cut over a batch axis: fsdp is not given"
+            axis = next((axis for axis in self.mesh.names if axis in batch), None)
+            raise PlanError("zero", self.zero, allowed, axis and f"fsdp={axis!r} beside it")
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
@@ -98,8 +131,10 @@ class Plan:
             layouts = {p: [_axes_entry(d) for d in v.dims] for p, v in getattr(self, what).items()}
             if layouts:
                 record[what] = layouts
-        if self.fsdp:
-            record |= {"fsdp": self.fsdp, "zero": self.zero}
+        if self.fsdp is not None:
+            record["fsdp"] = self.fsdp
+        if self.fsdp is not None or self.zero != 3:
+            record["zero"] = self.zero
         if self.batch is not None:
             record["batch"] = list(self.batch)
         if self.compute is not None:
@@ -221,18 +256,23 @@ def _axes_entry(axes: tuple[str, ...]) -> DimText:
 
 
 def match(
-    patterns: Mapping[str, Layout], names: Iterable[str], what: str, *, by_part: bool = False
+    patterns: Mapping[str, Layout],
+    names: Iterable[str],
+    what: str,
+    *,
+    by_part: bool = False,
+    lenient: bool = False,
 ) -> dict[str, tuple[str, Layout]]:
     """name -> (pattern, layout) for the first pattern that matches each name.
 
     by_part: a star stands for one part of a dotted name, not for several.
-    Raises `PlanError` with the nearest names for a pattern that matches nothing.
+    Raises `PlanError` with the nearest names for a pattern that matches nothing, unless `lenient`.
     """
     known = list(names)
     found: dict[str, tuple[str, Layout]] = {}
     for pattern, layout in patterns.items():
         hits = [name for name in known if _fits(name, pattern, by_part)]
-        if not hits:
+        if not hits and not lenient:
             close = nearest(pattern, known)
             hint = "" if close is None else f" (nearest: {close})"
             raise PlanError(what, pattern, f"a pattern that matches one of the names{hint}")

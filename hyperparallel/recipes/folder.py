@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hyperparallel.errors import UserError
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
-from hyperparallel.recipes.recipe import Recipe
+from hyperparallel.recipes.recipe import Recipe, check_axes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +35,9 @@ def folder_recipe(folder: Path) -> Recipe:
         fields["vocab_size"] = vocab_size
     if (folder / "tokenizer.json").exists():
         fields["tokenizer"] = folder
-    return Recipe(folder.name, partial(folder_model, folder), partial(folder_plan, folder), fields)
+    return Recipe(
+        folder.name, partial(folder_model, folder), partial(folder_plan, folder), fields, ("vocab_size",)
+    )
 
 
 def folder_model(folder: Path, config: TrainConfig) -> nn.Module:  # noqa: ARG001 -- as every recipe's
@@ -56,6 +58,7 @@ def folder_model(folder: Path, config: TrainConfig) -> nn.Module:  # noqa: ARG00
 
 def folder_plan(folder: Path, mesh: Mesh) -> Plan:
     """Data parallelism, and tensor parallelism for model types whose weight names are known."""
+    check_axes(mesh)
     kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     layouts = {}
     if "tp" in mesh.names and kind in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"):

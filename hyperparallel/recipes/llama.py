@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
-from hyperparallel.recipes.recipe import Recipe
+from hyperparallel.recipes.recipe import Recipe, check_axes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,6 +33,7 @@ def declare(mesh: Mesh) -> Plan:
     >>> declare(Mesh((2, 2), ("fsdp", "tp"))).fsdp
     'fsdp'
     """
+    check_axes(mesh)
     layouts = {name: mesh("tp", None) for name in CUT_ROWS} if "tp" in mesh.names else {}
     return Plan(mesh, params=layouts, fsdp="fsdp" if "fsdp" in mesh.names else None)
 

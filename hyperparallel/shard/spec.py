@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hyperparallel.layout import Layout, Mesh
+from hyperparallel.layout.carried import DEVICE
 from hyperparallel.shard.rules.rule import FactorDims
 
 Factor = tuple[int, tuple[str, ...]]
@@ -105,6 +106,7 @@ def make_spec(
 
 def spec_of_layout(layout: Layout, shape: Sequence[int]) -> Spec:
     """The spec of a tensor of `shape` with a plain layout."""
+    assert layout.tier == DEVICE, f"{layout}: a spec has no memory tier yet"
     dims = [((size, axes),) for size, axes in zip(shape, layout.dims, strict=True)]
     return make_spec(layout.mesh, dims, dict(layout.partial))
 

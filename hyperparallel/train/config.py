@@ -35,6 +35,7 @@ class TrainConfig(BaseModel):
     steps: int = Field(100, ge=1, description="optimizer steps in the whole run")
     batch_size: int = Field(8, ge=1, description="sequences a step, over all ranks")
     seq_len: int = Field(128, ge=1, description="tokens a sequence")
+    accumulate: int = Field(1, ge=1, description="micro-batches a step, cut from its batch")
 
     lr: float = Field(1e-3, ge=0, description="largest learning rate")
     min_lr_ratio: float = Field(0.1, ge=0, le=1, description="last learning rate / largest")
@@ -52,6 +53,10 @@ class TrainConfig(BaseModel):
     tensorboard: bool = Field(False, description="write TensorBoard files to the run folder")
 
 
+IDLE = (("min_lr_ratio", "schedule", "constant"), ("checkpoint_keep", "checkpoint_every", 0))
+"""(field, other, value): the field does nothing where the other one has that value."""
+
+
 def make_config(fields: Mapping[str, Any]) -> TrainConfig:
     """A configuration from field values (numbers may be text); raises `UserError` for a bad one.
 
@@ -59,7 +64,7 @@ def make_config(fields: Mapping[str, Any]) -> TrainConfig:
     20
     """
     try:
-        return TrainConfig.model_validate(dict(fields))
+        config = TrainConfig.model_validate(dict(fields))
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
@@ -69,6 +74,10 @@ def make_config(fields: Mapping[str, Any]) -> TrainConfig:
             allowed = f"one of {', '.join(known)}"
             raise UserError("train config", name, allowed, close) from error
         raise UserError(name, first["input"], asked_for(first)) from error
+    for idle, other, value in IDLE:
+        if idle in fields and getattr(config, other) == value:
+            raise UserError(idle, fields[idle], f"nothing where {other} is {value}, which does without")
+    return config
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

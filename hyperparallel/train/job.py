@@ -52,6 +52,7 @@ def train_rank(session: Session, job: TrainJob) -> TrainResult:
         lambda named: adamw(config, named),
         job.plan,
         batches.batch(0),
+        accumulate=config.accumulate,
         clip=config.clip_norm,
     )
     record = derived(step.program.built)

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
-from hyperparallel.errors import CheckpointError
+from hyperparallel.errors import CheckpointError, UserError
 from hyperparallel.runtime.checkpoint.checkpointer import Checkpointer
 from hyperparallel.runtime.checkpoint.model import (
     empty_random_state,
@@ -68,6 +68,9 @@ def train(
     so on a rank, the state is saved and the call returns. Raises `CheckpointError` when the run folder
     belongs to other data.
     """
+    for field in ("checkpoint_every", "tensorboard"):
+        if config.run_folder is None and getattr(config, field):
+            raise UserError(field, getattr(config, field), "off, or a run_folder to write to")
     keeper = _keeper(config, rank, world, store)
     sign = StopSign(rank, world, store, stop_asked)
     run = _Run(config, step_fn, batches, keeper, rank, plan_hash)

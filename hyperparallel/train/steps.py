@@ -17,14 +17,14 @@ from torch import nn
 from hyperparallel.graph.capture.precision import computing
 from hyperparallel.runtime.checkpoint.index import Index
 from hyperparallel.runtime.checkpoint.model import (
-    bare_path,
     module_parameters,
     module_state,
     optimizer_state,
     prepare_optimizer,
     restore_settings,
 )
-from hyperparallel.runtime.checkpoint.record import Local, StateValue
+from hyperparallel.runtime.checkpoint.record import StateValue
+from hyperparallel.runtime.checkpoint.trained import step_parameters
 from hyperparallel.runtime.module.step import TrainStep
 
 
@@ -115,13 +115,7 @@ class ShardedStep(_OptimizerStep):
     """A `TrainStep`: its optimizer's local tensors are saved as pieces of whole moments."""
 
     def __init__(self, train_step: TrainStep) -> None:
-        _, aliases = module_state(train_step.model)
-        parameters: dict[str, StateValue] = {}
-        for name, tensor in train_step.params.items():
-            spec, path = train_step.specs[name], f"model/{bare_path(name)}"
-            path = aliases.get(path, path).removeprefix("model/")
-            parameters[path] = Local(tensor, spec.layout(), spec.shape)
-        super().__init__(train_step.model, parameters, train_step.optimizer)
+        super().__init__(train_step.model, step_parameters(train_step), train_step.optimizer)
         self.train_step = train_step
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> Mapping[str, float]:

@@ -148,7 +148,7 @@ class Model:
         """FLOPs forward for each token of a sample of `seq` tokens, head included, encoders left out.
 
         `causal=True` counts what masks leave of attention, `causal=False` the whole square. Encoders work
-        on tokens of their own: add `Part.flops` for each image of a sample.
+        on tokens of their own: add `EncoderPart.flops` for each image of a sample.
         """
         flops = sum(layer.flops_per_token(self.hidden, seq, causal) * count for layer, count in self.kinds)
         if mtp and self.mtp:

@@ -45,7 +45,8 @@ def test_writes_what_is_asked(tmp_path: Path) -> None:
     step = read_trace(files["trace"]).step_seconds
     assert step == pytest.approx(record["plans"][0]["step_seconds"], rel=1e-3)
     each = record["plans"][0]["strategy"]
-    assert f"train with {16 // (each['dp'] * each['microbatch'])} micro-batch" in done.output
+    count = 16 // (each["dp"] * each["microbatch"])
+    assert f"train with accumulate={count}, batch_size=16" in done.output
 
 
 def test_reads_a_cluster_file_and_a_model_folder(tmp_path: Path) -> None:

@@ -15,6 +15,11 @@ def tiny() -> Recipe:
     return Recipe("tiny", build, declare, fields)
 
 
+def narrow() -> Recipe:
+    """The same with a smaller vocabulary and batch."""
+    return Recipe("narrow", build, declare, {"vocab_size": 290, "batch_size": 2, "seq_len": 16})
+
+
 def failing() -> Recipe:
     """A recipe whose model cannot be built on any rank."""
     return Recipe("failing", fail, declare, {"vocab_size": 300})

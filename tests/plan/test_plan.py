@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+import yaml
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from hyperparallel.errors import LayoutError, PlanError, UserError
 from hyperparallel.layout import Layout, Mesh
 from hyperparallel.plan import Plan
-from hyperparallel.plan.plan import match
+from hyperparallel.plan.plan import PlanFile, match
 
 pytestmark = pytest.mark.pure
 MESH = Layout((2, 2), ("dp", "tp"))
@@ -53,9 +56,18 @@ def test_a_pattern_that_matches_nothing_names_its_neighbours() -> None:
         (lambda: Plan(MESH, {"w": ("tp", None)}), PlanError, "a Layout"),  # type: ignore[dict-item]
         (lambda: Plan(MESH, inputs={"x": 3}), PlanError, "inputs['x']"),  # type: ignore[dict-item]
         (lambda: Plan(MESH, {"w": Layout((4,), ("tp",))("tp")}), PlanError, "the plan's mesh"),
-        (lambda: Plan(MESH, fsdp="dq"), PlanError, "one of dp, tp; write dp"),
-        (lambda: Plan(MESH, batch=("data",)), PlanError, "one of dp, tp"),
+        (lambda: Plan("dp"), PlanError, "mesh: got 'dp'; allowed: a Mesh"),  # type: ignore[arg-type]
+        (lambda: Plan(MESH, [MESH("tp")]), PlanError, "params: got"),  # type: ignore[arg-type]
+        (lambda: Plan(MESH, {1: MESH("tp")}), PlanError, "params[1]: got 1"),  # type: ignore[dict-item]
+        (lambda: Plan(MESH, fsdp="dq"), PlanError, "fsdp: got 'dq'; allowed: one of dp, tp; write dp"),
+        (lambda: Plan(MESH, fsdp=""), PlanError, "fsdp: got ''"),
+        (lambda: Plan(MESH, batch=("data",)), PlanError, "batch: got 'data'; allowed: one of dp, tp"),
+        (lambda: Plan(MESH, batch="dp"), PlanError, "write batch=('dp',) instead"),  # type: ignore[arg-type]
+        (lambda: Plan(MESH, batch=("dp", "dp")), PlanError, "batch: got ('dp', 'dp'); allowed: each axis"),
+        (lambda: Plan(MESH, batch=("tp",), fsdp="dp"), PlanError, "fsdp: got 'dp'; allowed: one of the"),
         (lambda: Plan(MESH, fsdp="dp", zero=4), PlanError, "1, 2 or 3"),
+        (lambda: Plan(MESH, fsdp="dp", zero=True), PlanError, "zero: got True; allowed: 1, 2 or 3"),
+        (lambda: Plan(MESH, zero=1), PlanError, "zero: got 1; allowed: 3, as nothing is kept cut"),
     ],
 )
 def test_misuse_is_named(make: Any, error: type[Exception], words: str) -> None:
@@ -96,24 +108,59 @@ def random_plans(draw: st.DrawFn) -> Plan:
             found[name] = mesh(*dims)
         return found
 
-    fsdp = draw(st.sampled_from([None, "dp"]))
-    return Plan(
-        mesh,
-        layouts(),
-        layouts(),
-        layouts(),
-        fsdp,
-        draw(st.sampled_from([1, 2, 3])) if fsdp else 3,
-        draw(st.sampled_from([None, (), ("dp",), ("dp", "tp")])),
-    )
+    values: dict[str, Any] = {
+        "fsdp": draw(st.sampled_from([None, "dp", "tp"])),
+        "zero": draw(st.sampled_from([1, 2, 3])),
+        "batch": draw(st.sampled_from([None, (), ("dp",), ["dp"], ("dp", "tp"), ("tp", "dp")])),
+        "compute": draw(st.sampled_from([None, "bfloat16"])),
+        "reduce": draw(st.sampled_from(["float32", "bfloat16"])),
+        "params": layouts(),
+        "inputs": layouts(),
+        "activations": layouts(),
+    }
+    assert {"mesh", *values} == {one.name for one in fields(Plan)}, "a field that no plan here varies"
+    try:
+        return Plan(mesh, **values)
+    except PlanError:
+        reject()
 
 
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(random_plans())
 def test_a_plan_file_reads_back_equal(plan: Plan) -> None:
     again = Plan.from_yaml(plan.to_yaml())
     assert again == plan
     assert again.to_yaml() == plan.to_yaml()
     assert list(again.params) == list(plan.params), "order says which pattern wins"
+    as_json = json.dumps(yaml.safe_load(plan.to_yaml()))
+    assert Plan.from_yaml(as_json) == plan, "a plan file may be written as JSON too"
+
+
+def test_a_plan_file_has_the_fields_of_a_plan() -> None:
+    assert set(PlanFile.model_fields) == {one.name for one in fields(Plan)} | {"ranks"}
+    for name, field in PlanFile.model_fields.items():
+        if name not in ("mesh", "ranks"):
+            assert field.get_default(call_default_factory=True) == getattr(Plan(MESH), name), name
+
+
+WAYS = {"tier": {"tier": "host"}, "partial": {"partial": {"tp": "sum"}}}
+
+
+@pytest.mark.parametrize("what", ["params", "inputs", "activations"])
+@pytest.mark.parametrize("field", WAYS)
+def test_what_of_a_layout_is_not_carried_is_refused_by_name(what: str, field: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        Plan(MESH, **{what: {"a.weight": MESH("dp", None, **WAYS[field])}})
+    assert str(caught.value).startswith(f"{what}['a.weight'].{field}: got ")
+    for written in ('Layout((2, 2), ("dp", "tp"))("tp", tier="host")', {"dims": ["tp"], field: "host"}):
+        text = yaml.safe_dump({"mesh": {"dp": 2, "tp": 2}, what: {"a.weight": written}})
+        with pytest.raises(PlanError, match=rf"^{what}\.a\.weight: got .*axis names or null"):
+            Plan.from_yaml(text)
+
+
+def test_every_field_of_a_layout_is_carried_by_a_plan_or_refused() -> None:
+    told = {"mesh", "dims", *WAYS}
+    assert {name for name in Layout.__slots__ if not name.startswith("_")} == told
 
 
 def test_a_plan_file_on_disk(tmp_path: Path) -> None:

@@ -12,21 +12,26 @@ from typing import Any
 
 from hyperparallel.errors import LayoutError
 from hyperparallel.layout import Layout, Mesh
+from hyperparallel.layout.carried import check_all
 
 DimEntry = Any
 """None, a tuple, or a `Layout`."""
 
 
 def layout_list(given: Any, field: str) -> tuple[DimEntry, ...]:
-    """The layouts of a list; a single layout alone is a list of one."""
-    if isinstance(given, list):
-        return tuple(given)
-    if isinstance(given, tuple) and given and all(isinstance(x, Layout) for x in given):
-        return given
-    if given is None or isinstance(given, (tuple, Layout)):
-        return (given,)
-    allowed = 'a layout, or a list of layouts; a layout is a tuple such as ("dp", None), None or a Layout'
-    raise LayoutError(field, given, allowed, "[(...), (...)]")
+    """The layouts of a list; a single layout alone is a list of one. None may say a memory tier."""
+    entries: tuple[DimEntry, ...]
+    if isinstance(given, list) or (
+        isinstance(given, tuple) and given and all(isinstance(x, Layout) for x in given)
+    ):
+        entries = tuple(given)
+    elif given is None or isinstance(given, (tuple, Layout)):
+        entries = (given,)
+    else:
+        allowed = 'a layout, or a list of layouts; a layout is a tuple such as ("dp", None), None or a Layout'
+        raise LayoutError(field, given, allowed, "[(...), (...)]")
+    check_all(entries, field)
+    return entries
 
 
 def mesh_of(entries: Sequence[DimEntry], given: Mesh | None, field: str) -> Mesh | None:

@@ -175,25 +175,27 @@ def divisors(number: int) -> list[int]:
 
 def pipelines(job: PlanningJob, s: Skeleton, limits: Limits = EVERYTHING) -> list[tuple[int, str]]:
     """(chunks a stage, schedule) that these sizes allow."""
-    if s.pp == 1:
-        return [(1, "1f1b")]
+    deep: list[int] = []
     count = job.global_batch // (s.dp * s.microbatch)
     layers = job.model.num_layers
-    deep = [v for v in CHUNKS if count % s.pp == 0 and even_enough(layers, s.pp * v)]
-    every = [(1, "1f1b"), *((v, "1f1b") for v in deep), (1, "zb-h1")]
+    if s.pp > 1 and count % s.pp == 0:
+        deep = [v for v in CHUNKS if even_enough(layers, s.pp * v)]
+    every = [(1, "1f1b"), *((v, "1f1b") for v in deep), *([(1, "zb-h1")] if s.pp > 1 else [])]
     return [(v, name) for v, name in every if limits.allows("virtual", v) and limits.allows("schedule", name)]
 
 
 def zeros(job: PlanningJob, s: Skeleton, limits: Limits = EVERYTHING) -> list[int]:
     """ZeRO stages that make a difference."""
     if s.dp * s.cp == 1:
-        return [1]
+        return [dict(limits.fixed).get("zero", 1)]  # nothing to cut: all mean the same
     return limits.allowed("zero", [1, 2, 3] if job.global_batch == s.dp * s.microbatch else [1, 3])
 
 
 def norm_cuts(s: Skeleton, limits: Limits = EVERYTHING) -> list[bool]:
     """Whether norms and residuals are cut over tp."""
-    return limits.allowed("sp", [True, False]) if s.tp > 1 else [False]
+    if s.tp == 1:
+        return [dict(limits.fixed).get("sp", False)]  # one piece either way
+    return limits.allowed("sp", [True, False])
 
 
 def levels(job: PlanningJob, limits: Limits = EVERYTHING) -> list[tuple[str, float]]:

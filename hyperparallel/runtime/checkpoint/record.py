@@ -19,6 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard  # checked on
 
 from hyperparallel.errors import CheckpointError
 from hyperparallel.layout import Layout, Mesh
+from hyperparallel.layout.carried import check_stored
 from hyperparallel.shard.axis_orders import is_said_by_strides, order_from_factors
 
 
@@ -60,8 +61,8 @@ class LocalPiece:
 def pieces_of(state: CheckpointState, rank: int, world: int) -> dict[str, LocalPiece]:
     """Every value of `state` as rank `rank` of `world` holds it.
 
-    Raises `CheckpointError` for a value that waits for a reduction, or whose tensor does not have
-    the shape that its layout gives this rank.
+    Raises `CheckpointError` for a layout with a pending reduction or in another memory, or whose tensor does
+    not have the shape that its layout gives this rank.
     """
     return {name: _piece(name, value, rank, world) for name, value in state.items()}
 
@@ -91,13 +92,13 @@ def as_local(name: str, value: StateValue) -> Local:
 def _piece(name: str, value: StateValue, rank: int, world: int) -> LocalPiece:
     local = as_local(name, value)
     layout, shape = local.layout, tuple(local.shape)
+    if layout is not None:
+        check_stored(layout, f"{name}.layout", CheckpointError)
     if layout is None:
         offset, size, copy, copies = (0,) * len(shape), shape, rank, world
     elif rank not in layout.mesh.ranks:
         return LocalPiece(local.tensor, shape, (0,) * len(shape), False, False, layout.mesh.size == 1)
     else:
-        if layout.partial:
-            raise CheckpointError(name, str(layout), "a layout without pending reductions")
         bounds = layout.slices(shape, rank)
         offset = tuple(bound.start for bound in bounds)
         size = tuple(bound.stop - bound.start for bound in bounds)

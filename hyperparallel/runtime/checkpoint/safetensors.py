@@ -30,6 +30,7 @@ from torch.distributed.distributed_c10d import Store
 
 from hyperparallel.errors import CheckpointError
 from hyperparallel.layout import Layout
+from hyperparallel.layout.carried import check_stored
 from hyperparallel.runtime.checkpoint.folder import sync
 from hyperparallel.runtime.checkpoint.model import module_state
 from hyperparallel.runtime.checkpoint.record import CheckpointState, LocalPiece, StateValue, pieces_of
@@ -136,7 +137,7 @@ def export_safetensors(
         exchange.close()
 
 
-def load_safetensors(
+def fill_state(
     folder: str | Path,
     state: Mapping[str, StateValue],
     *,
@@ -191,6 +192,8 @@ def read_safetensors(
         raise CheckpointError("safetensors", f"{folder} without {lacking}", "all asked-for tensors")
     result = {}
     for name, layout in layouts.items():
+        if layout is not None:
+            check_stored(layout, f"{name}.layout", CheckpointError)
         if layout is not None and rank not in layout.mesh.ranks:
             continue
         with _opened(where[name]) as file:

@@ -9,7 +9,6 @@ checks every call against the other members' first.
 from __future__ import annotations
 
 import logging
-import os
 from datetime import timedelta
 
 import torch
@@ -19,9 +18,8 @@ from hyperparallel.runtime.comm.collectives import Transport
 from hyperparallel.runtime.comm.debug import CheckedTransport
 from hyperparallel.runtime.comm.group import Group
 from hyperparallel.runtime.comm.process_group import ProcessGroupTransport
+from hyperparallel.runtime.comm.settings import VARIABLES, read_settings
 from hyperparallel.runtime.comm.shm import SharedMemoryTransport, open_shared
-
-KINDS = ("auto", "messages")
 
 _log = logging.getLogger(__name__)
 
@@ -31,10 +29,11 @@ def connect(group: Group, timeout: timedelta, kind: str = "auto") -> Transport:
 
     timeout: of any one collective. Raises `UserError` for an unknown kind.
     """
+    settings = read_settings()
     if kind == "auto":
-        kind = os.environ.get("HYPERPARALLEL_TRANSPORT") or "auto"
-    if kind not in KINDS:
-        raise UserError("HYPERPARALLEL_TRANSPORT", kind, " or ".join(KINDS))
+        kind = settings.get("HYPERPARALLEL_TRANSPORT", "auto")
+    if kind not in VARIABLES["HYPERPARALLEL_TRANSPORT"]:
+        raise UserError("kind", kind, " or ".join(VARIABLES["HYPERPARALLEL_TRANSPORT"]))
     transport: Transport = ProcessGroupTransport(group)
     if kind == "auto" and not torch.cuda.is_available():
         shared = open_shared(group)
@@ -43,6 +42,6 @@ def connect(group: Group, timeout: timedelta, kind: str = "auto") -> Transport:
             _log.log(level, "group %s uses no shared memory: %s", group.name, shared)
         else:
             transport = SharedMemoryTransport(group, shared, transport, timeout.total_seconds())
-    if "collectives" in os.environ.get("HYPERPARALLEL_DEBUG", "").split(","):
+    if "HYPERPARALLEL_DEBUG" in settings:
         return CheckedTransport(transport, group, timeout)
     return transport

@@ -37,6 +37,7 @@ import torch
 from hyperparallel.errors import RunError, UserError
 from hyperparallel.runtime import host
 from hyperparallel.runtime.comm.groups import DEFAULT_TIMEOUT
+from hyperparallel.runtime.comm.settings import read_settings
 from hyperparallel.runtime.job.messages import Failure, Request, Where
 from hyperparallel.runtime.job.session import Ranks, serve_store
 from hyperparallel.runtime.job.worker import LaunchJob, work
@@ -71,6 +72,7 @@ def launch(
     """
     if num_ranks < 1:
         raise UserError("num_ranks", num_ranks, "at least 1")
+    read_settings()
     threads = threads or max(1, host.usable_cores() // num_ranks)
     with _meeting_place(num_ranks, port, collective_timeout) as store, _stop_signals() as stops:
         crew = _Crew(_start_context(threads), num_ranks, grace, stops)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from hyperparallel.errors import UserError
 from hyperparallel.runtime import host
 from hyperparallel.runtime.comm.groups import DEFAULT_TIMEOUT, Groups
+from hyperparallel.runtime.comm.settings import read_settings
 
 # Private module, checked on torch 2.13: where the types of the stores are declared.
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore  # isort: skip
@@ -115,6 +116,7 @@ def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Itera
     timeout: how long joining, or any one collective, may take before it is an error. On CPUs the process
     keeps its freed memory from then on (`host.keep_freed_memory`).
     """
+    read_settings()  # a mistake there ends the job before it meets
     device = torch.device("cpu")
     backend = "gloo"
     if torch.cuda.is_available():

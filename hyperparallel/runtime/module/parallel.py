@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -66,6 +65,9 @@ def parallelize(
         plan = automatic_plan(model, args, kwargs, grad_outputs=grad_outputs, whole_outputs=True)
     check_arguments(model, plan)
     assert isinstance(plan, Plan)
+    if plan.zero == 1:
+        allowed = "2 or 3: every backward of a module cuts its gradients, so none are kept whole"
+        raise PlanError("zero", plan.zero, allowed, "zero=2, or hp.TrainStep with accumulate=k,")
     state = ParallelState(here or Here.in_job(plan.mesh), compile, grad_outputs)
     built, program = state.make(model, plan, args, kwargs)
     make_parallel(model, state, built)
@@ -239,14 +241,7 @@ class ParallelState:
         if kind not in self.programs:
             assert self.plan is not None
             train = torch.is_grad_enabled() and any(x.requires_grad for x in (*model.parameters(), *leaves))
-            plan = _without_absent(self.plan, tree.paths())
-            self.add(kind, *self.make(twin, plan, args, kwargs, train=train, as_is=True))
+            self.add(kind, *self.make(twin, self.plan, args, kwargs, train=train, as_is=True, later=True))
         program = self.programs[kind]
         order = order_of_leaves(program.built.captured.in_spec, args, kwargs) if is_flat else None
         return _Known(program, order)
-
-
-def _without_absent(plan: Plan, inputs: Sequence[str]) -> Plan:
-    """The plan for a call that need not have all inputs of the first one."""
-    there = {p: x for p, x in plan.inputs.items() if any(fnmatchcase(name, p) for name in inputs)}
-    return replace(plan, inputs=there)

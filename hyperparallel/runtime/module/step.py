@@ -161,9 +161,11 @@ class TrainStep:
     def _buffers(self, program: JointProgram) -> dict[str, Tensor]:
         return {name: self.model.get_buffer(name) for name in program.buffer_names}
 
-    def _build(self, model: nn.Module, batch: Any, plan: Plan) -> JointProgram:
+    def _build(self, model: nn.Module, batch: Any, plan: Plan, later: bool = False) -> JointProgram:
         args, kwargs = call_of(batch)
-        built = build(model, plan, args, kwargs, loss=self.loss, micro_batches=self.accumulate)
+        built = build(
+            model, plan, args, kwargs, loss=self.loss, micro_batches=self.accumulate, later=later
+        )
         (found,) = (built.workload.values[value] for value in built.workload.outputs.values())
         if found.shape or not built.workload.grads:
             kind = f"{found.dtype} of shape {list(found.shape)}"
@@ -195,7 +197,7 @@ class TrainStep:
         found = self._programs.get(signature(leaves))
         if found is None:
             assert self.state.plan is not None
-            found = self._build(plain_twin(self.model), batch, self.state.plan)
+            found = self._build(plain_twin(self.model), batch, self.state.plan, later=True)
         return found, leaves
 
     def _copies(self, spec: Spec) -> float:

@@ -152,6 +152,10 @@ def test_arguments_of_local_region_itself() -> None:
         hp.local_region(3, None, None)
     with pytest.raises(LayoutError, match=r"in_layouts.*a list of layouts"):
         hp.local_region(same, "dp", None)
+    host = hp.Mesh((1,), ("tp",))(None, tier="host")
+    for ins, outs, field in ((host, None, r"in_layouts\[0\]"), ([None], [None, host], r"out_layouts\[1\]")):
+        with pytest.raises(LayoutError, match=rf"^{field}\.tier: got 'host'; allowed: 'device'"):
+            hp.local_region(same, ins, outs)
     with pytest.raises(UserError, match="tensors by position"):
         region(same)(x=torch.ones(2, 2))
     with pytest.raises(LayoutError, match="2, one a tensor"):

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from hyperparallel.errors import CheckpointError, RunError
+from hyperparallel.layout import Mesh
 from hyperparallel.runtime.checkpoint.checkpointer import Checkpointer
 from hyperparallel.runtime.checkpoint.record import Local
 from hyperparallel.runtime.checkpoint.storage import CheckpointWriter
@@ -64,13 +65,15 @@ def test_a_hole_and_a_wrong_piece_are_errors(tmp_path: Path) -> None:
     assert isinstance(first, RunError) and "rank 1 failed during the save of step 1" in str(first)
 
 
-def test_pending_values_are_refused(tmp_path: Path) -> None:
-    layout = line(2)(None, partial={"d": "sum"})
+@pytest.mark.parametrize("field", ["partial", "tier"])
+def test_what_a_checkpoint_does_not_carry_is_refused_on_every_rank(tmp_path: Path, field: str) -> None:
+    mesh = Mesh((2,), ("d",), (1, 2))  # of three ranks, one outside
+    layout = mesh(None, partial={"d": "sum"}) if field == "partial" else mesh("d", tier="host")
 
     def fn(keeper: Checkpointer, rank: int) -> None:
         keeper.save(1, {"w": Local(torch.ones(2), layout, (2,))})
 
-    assert all("without pending" in str(e) for e in on_ranks(2, tmp_path, fn))
+    assert all(str(e).startswith(f"w.layout.{field}: got ") for e in on_ranks(3, tmp_path, fn))
 
 
 @pytest.mark.parametrize("guilty", [0, 1, 2])

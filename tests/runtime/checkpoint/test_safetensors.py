@@ -20,7 +20,7 @@ from hyperparallel.layout import Mesh
 from hyperparallel.runtime.checkpoint.safetensors import (
     export_module,
     export_safetensors,
-    load_safetensors,
+    fill_state,
     read_safetensors,
 )
 from tests.runtime.checkpoint.checkpoint_ranks import WHOLE, cut, empty, layouts_1d
@@ -79,7 +79,7 @@ def test_ranks_read_their_slices_of_what_the_library_wrote(tmp_path: Path, world
     layouts = layouts_1d(world)
     for rank in range(world):
         state = {name: empty(tensor, layouts[name], rank) for name, tensor in WHOLE.items()}
-        load_safetensors(tmp_path, state, rank=rank, world=world)
+        fill_state(tmp_path, state, rank=rank, world=world)
         pieces = read_safetensors(tmp_path, layouts, rank)
         for name, tensor in WHOLE.items():
             expected = cut(tensor, layouts[name], rank).tensor
@@ -106,36 +106,44 @@ def test_strictness_and_ties(tmp_path: Path) -> None:
     save_file({"w": torch.ones(4), "b": torch.ones(2)}, tmp_path / "a.safetensors")
     state = {"w": torch.zeros(4), "c": torch.zeros(2)}
     with pytest.raises(CheckpointError, match=r"missing: \['c'\], unexpected: \['b'\]"):
-        load_safetensors(tmp_path, state)
-    matched = load_safetensors(tmp_path, state, strict=False)
+        fill_state(tmp_path, state)
+    matched = fill_state(tmp_path, state, strict=False)
     assert (matched.missing, matched.unexpected) == (("c",), ("b",))
     assert state["w"].tolist() == [1.0] * 4
     with pytest.raises(CheckpointError, match=r"a\.safetensors: w"):
-        load_safetensors(tmp_path, {"w": torch.zeros(2, 2), "b": torch.zeros(2)})
+        fill_state(tmp_path, {"w": torch.zeros(2, 2), "b": torch.zeros(2)})
     half = {"w": torch.zeros(4).half(), "b": torch.zeros(2)}
     with pytest.raises(CheckpointError, match="cast=True"):
-        load_safetensors(tmp_path, half)
-    load_safetensors(tmp_path, half, cast=True)
+        fill_state(tmp_path, half)
+    fill_state(tmp_path, half, cast=True)
     assert half["w"].tolist() == [1.0] * 4
     tied = {"w": torch.zeros(4), "head": torch.zeros(2)}
-    load_safetensors(tmp_path, tied, aliases={"b": "head"})
+    fill_state(tmp_path, tied, aliases={"b": "head"})
     assert tied["head"].tolist() == [1.0] * 2
     with pytest.raises(CheckpointError, match="without"):
         read_safetensors(tmp_path, {"nope": None})
 
 
+@pytest.mark.parametrize(("field", "value"), [("tier", "host"), ("partial", {"d": "sum"})])
+def test_what_a_read_does_not_carry_is_refused(tmp_path: Path, field: str, value: Any) -> None:
+    save_file({"w": torch.ones(4)}, tmp_path / "model.safetensors")
+    layout = Mesh((2,), ("d",))(None, **{field: value})
+    with pytest.raises(CheckpointError, match=rf"^w\.layout\.{field}: got "):
+        read_safetensors(tmp_path, {"w": layout})
+
+
 def test_damaged_and_missing_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="a folder with"):
-        load_safetensors(tmp_path, {})
+        fill_state(tmp_path, {})
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.ones(4)}, path)
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(CheckpointError, match="undamaged"):
-        load_safetensors(tmp_path, {"w": torch.ones(4)})
+        fill_state(tmp_path, {"w": torch.ones(4)})
     weight_map = {"w": "../model.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(CheckpointError, match="without folders"):
-        load_safetensors(tmp_path, {"w": torch.ones(4)})
+        fill_state(tmp_path, {"w": torch.ones(4)})
 
 
 def test_a_failing_rank_ends_the_export_on_all_and_leaves_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyperparallel.errors import RunError
+from hyperparallel.errors import UserError
 from hyperparallel.runtime.comm import native
 from hyperparallel.runtime.comm.collectives import all_reduce_start, wait
 from hyperparallel.runtime.comm.groups import Groups
@@ -61,6 +61,12 @@ def test_the_transport_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("HYPERPARALLEL_TRANSPORT", "messages")
     assert run_ranks(2, kind) == ["ProcessGroupTransport"] * 2
-    monkeypatch.setenv("HYPERPARALLEL_TRANSPORT", "pigeons")
-    with pytest.raises(RunError, match=r"pigeons.*auto or messages"):
-        run_ranks(2, kind)
+    wrong = {
+        "HYPERPARALLEL_TRANSPORT": ("pigeons", r"^HYPERPARALLEL_TRANSPORT: got 'pigeons'.*auto or mess"),
+        "HYPERPARALLEL_DEBUG": ("collective", r"^HYPERPARALLEL_DEBUG: got 'collective'.*=collectives"),
+        "HYPERPARALLEL_CARRIER": ("messages", r"^environment: got 'HYPERPARALLEL_CARRIER'; allowed: HYPER"),
+    }
+    for name, (value, words) in wrong.items():
+        with monkeypatch.context() as patch, pytest.raises(UserError, match=words):
+            patch.setenv(name, value)
+            run_ranks(2, kind)

@@ -13,16 +13,14 @@ Leaves out layouts: which collective a redistribution needs is decided in `layou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from hyperparallel.errors import UserError
+from hyperparallel.graph.collective_table import REDUCE_OPS, check_reduction
 from hyperparallel.runtime.comm.group import Group
-
-REDUCE_OPS = ("sum", "max", "min", "prod", "avg")
 
 Sends = Sequence[tuple[int, int]]
 """(sending member, receiving member) pairs, as indexes in the group; the same on every member."""
@@ -98,6 +96,7 @@ class Several:
 def wait(pending: InFlight) -> Tensor:
     """The result of a started collective, waited for. Raises `RunError` if a peer died.
 
+    >>> import torch
     >>> wait(all_reduce_start(torch.ones(2), "sum", Group((0,), rank=0)))
     tensor([1., 1.])
     """
@@ -219,16 +218,11 @@ def transport_of(group: Group, op: str) -> Transport:
     return transport
 
 
-def check_reduction(op: str, dtype: torch.dtype) -> None:
-    """Raise `UserError` unless values of `dtype` can be reduced with `op`."""
-    if op not in REDUCE_OPS:
-        raise UserError("op", op, "one of " + ", ".join(REDUCE_OPS))
-    if dtype == torch.bool and op not in ("max", "min"):
-        raise UserError("op", op, "max or min for booleans", instead="max (any) or min (all)")
-    if op == "avg" and not (dtype.is_floating_point or dtype.is_complex):
-        raise UserError("op", op, f"sum, max, min, prod for {dtype}")
-    if dtype.is_complex and op not in ("sum", "avg"):
-        raise UserError("op", op, f"sum or avg for {dtype}")
+def starter(name: str) -> Callable[..., Any]:
+    """The function of this file that starts a collective of the table."""
+    start: Callable[..., Any] | None = globals().get(f"{name}_start")
+    assert start is not None, f"runtime/comm/collectives.py has no {name}_start"
+    return start
 
 
 def _check_gather(x: Tensor, dim: int, sizes: Sequence[int], group: Group) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from datetime import timedelta
+from typing import cast
 
 import torch
 
@@ -44,5 +45,5 @@ def connect(group: Group, timeout: timedelta, kind: str = "auto") -> Transport:
         else:
             transport = SharedMemoryTransport(group, shared, transport, timeout.total_seconds())
     if "collectives" in os.environ.get("HYPERPARALLEL_DEBUG", "").split(","):
-        return CheckedTransport(transport, group, timeout)
+        return cast(Transport, CheckedTransport(transport, group, timeout))
     return transport

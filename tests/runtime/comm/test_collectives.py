@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from hyperparallel.errors import RunError, UserError
+from hyperparallel.graph.collective_table import REDUCE_OPS, reduce_in_order
 from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.comm.collectives import wait
 from hyperparallel.runtime.comm.group import Group
 from hyperparallel.runtime.comm.groups import Groups
-from hyperparallel.runtime.exec.virtual import reduce_in_order
 from tests.ranks import run_ranks
 
 TRANSPORTS = ("messages", "auto")
@@ -64,7 +64,7 @@ def ops_of(dtype: torch.dtype) -> tuple[str, ...]:
         return ("max", "min")
     if dtype.is_complex:
         return ("sum", "avg")
-    return collectives.REDUCE_OPS if dtype.is_floating_point else ("sum", "max", "min", "prod")
+    return REDUCE_OPS if dtype.is_floating_point else ("sum", "max", "min", "prod")
 
 
 def expect(got: Tensor, want: Any, dtype: torch.dtype, what: object) -> None:

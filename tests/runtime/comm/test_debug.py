@@ -42,7 +42,7 @@ def order_differs(rank: int, group: Group) -> None:
 MISTAKES = (
     (sizes_differ, "shape differs", r"all_reduce of torch.float32 \({}"),
     (dtypes_differ, "dtype differs", "all_gather of torch.float"),
-    (order_differs, "op differs", "all_reduce of torch.float32"),
+    (order_differs, "collective differs", "all_reduce of torch.float32"),
 )
 
 
@@ -93,7 +93,7 @@ def test_checked_collectives_still_work(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def call(**changes: Any) -> dict[str, Any]:
-    return {"op": "all_to_all", "dtype": "torch.int64", "shape": [4, 6], **changes}
+    return {"collective": "all_to_all", "dtype": "torch.int64", "shape": [4, 6], **changes}
 
 
 @pytest.mark.fake
@@ -103,9 +103,9 @@ def test_sizes_of_an_exchange_must_fit_pairwise() -> None:
     assert disagreement([sender, receiver | {"concat_sizes": [6, 5]}]) == ""
     wrong = disagreement([sender, receiver | {"concat_sizes": [5, 5]}])
     assert wrong == "member 1 expects another size than member 0 sends"
-    gather = call(op="all_gather", dim=0, sizes=[4, 2])
+    gather = call(collective="all_gather", dim=0, sizes=[4, 2])
     assert disagreement([gather, gather | {"shape": [2, 6]}]) == ""
     assert disagreement([gather, gather | {"shape": [2, 5]}]) == "shape differs"
-    moves = call(op="permute", sends=[[0, 1]], recv_shape=[0])
+    moves = call(collective="permute", sends=[[0, 1]], recv_shape=[0])
     assert disagreement([moves, moves | {"recv_shape": [24]}]) == ""
     assert "expects another size" in disagreement([moves, moves | {"recv_shape": [23]}])

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, fx
 
 from hyperparallel.errors import RunError, UserError
+from hyperparallel.graph.collective_table import reduce_in_order
 from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.comm.groups import Groups
-from hyperparallel.runtime.exec.virtual import Lockstep, reduce_in_order, run_virtual
+from hyperparallel.runtime.exec.virtual import Lockstep, run_virtual
 from tests.ranks import run_ranks
 
 SIZES = {2: [3, 2], 3: [3, 0, 2]}

@@ -37,14 +37,14 @@ class CollectiveKind(ABC):
     arguments: those behind the operand, name -> "int", "ints", "str" or "pairs" (of members). own: the
     arguments that may differ from member to member. one_round: members send straight to each other, so that
     a message waits for no other one. num_listed: where several tensors can go as one collective
-    (`ManyCollective`), how many leading arguments each has of its own.
+    (`ManyCollective`), how many leading arguments each of them has of its own; None where they cannot.
     """
 
     name: ClassVar[str]
     arguments: ClassVar[Mapping[str, str]]
     own: ClassVar[frozenset[str]] = frozenset()
     one_round: ClassVar[bool] = False
-    num_listed: ClassVar[int] = 0
+    num_listed: ClassVar[int | None] = None
 
     @abstractmethod
     def returns(self, shape: Shape, member: GroupMember, *args: Any, **kwargs: Any) -> Shape:
@@ -120,12 +120,13 @@ class ManyCollective:
     """One collective of many tensors of one dtype: operand and `num_listed` arguments become lists."""
 
     def __init__(self, single: CollectiveKind) -> None:
-        self.name, self.single = f"{single.name}_many", single
+        assert single.num_listed is not None, f"{single.name} takes one tensor"
+        self.name, self.single, self._num_lists = f"{single.name}_many", single, single.num_listed + 1
 
     def singles(self, call: Call) -> list[Call]:
         """A call as one of `single` for each tensor."""
-        listed = self.single.num_listed + 1
-        return [(*one, *call[listed:]) for one in zip(*call[:listed], strict=True)]
+        lists, shared = call[: self._num_lists], call[self._num_lists :]
+        return [(*one, *shared) for one in zip(*lists, strict=True)]
 
     def compute(self, calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
         """Every member's results."""

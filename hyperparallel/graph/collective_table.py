@@ -258,7 +258,7 @@ KINDS: Mapping[str, CollectiveKind] = {
 }
 """Name -> the collective of one tensor."""
 
-_OF_MANY = [ManyCollective(kind) for kind in KINDS.values() if kind.num_listed]
+_OF_MANY = [ManyCollective(kind) for kind in KINDS.values() if kind.num_listed is not None]
 
 COLLECTIVES: Mapping[str, CollectiveKind | ManyCollective] = {
     **KINDS, **{many.name: many for many in _OF_MANY},

@@ -51,10 +51,13 @@ def listed(nodes: Sequence[fx.Node]) -> list[Instruction]:
         needs = tuple(place[used] for used in node.all_input_nodes if used in place)
         transfer = node.meta.get("transfer")
         if node.target in communication.STARTS:
-            kind = transfer.kind if transfer else communication.STARTS[node.target].single.name
-            axes = tuple(node.args[-1])  # type: ignore[arg-type]
-            moved = transfer.num_bytes if transfer else 0
-            found.append(Instruction(node.name, kind, "start", needs, num_bytes=moved, axes=axes))
+            single = communication.STARTS[node.target].single
+            start = Instruction(
+                node.name, transfer.kind if transfer else single.name, "start", needs,
+                num_bytes=transfer.num_bytes if transfer else 0, axes=tuple(node.args[-1]),  # type: ignore[arg-type]
+                one_round=single.one_round,
+            )  # fmt: skip
+            found.append(start)
         elif node.target is communication.wait:
             found.append(Instruction(node.name, "wait", "wait", needs))
         else:

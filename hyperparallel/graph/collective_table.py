@@ -194,6 +194,40 @@ class _Permute(CollectiveKind):
         return ""
 
 
+class _Broadcast(CollectiveKind):
+    """Every member gets the operand of `root`, which has `root_shape`; other operands are not looked at."""
+
+    name = "broadcast"
+    arguments: ClassVar[Mapping[str, str]] = {"root": "int", "root_shape": "ints"}
+
+    def returns(self, shape: Shape, member: GroupMember, root: int, root_shape: Sequence[int]) -> Shape:
+        return tuple(root_shape)
+
+    def compute(self, calls: Sequence[Call]) -> list[Tensor]:
+        source = calls[calls[0][1]][0]
+        return [source.clone(memory_format=torch.contiguous_format) for _ in calls]
+
+    def received(self, shape: Shape, member: GroupMember, root: int, root_shape: Sequence[int]) -> int:
+        """The root's link carries as much out as any other's in."""
+        return math.prod(root_shape)
+
+    def gradient(
+        self, communicate: Communicate, grad: Tensor, shape: Shape, member: GroupMember,
+        root: int, root_shape: Sequence[int],
+    ) -> Tensor:  # fmt: skip
+        """The sum of all members' on the root, by a reduce-scatter with a piece for it alone, else zeros."""
+        sizes = [math.prod(root_shape) if i == root else 0 for i in range(member.count)]
+        total = communicate("reduce_scatter", grad.reshape(-1), 0, sizes, "sum")
+        if member.index == root:
+            return total.view(shape)
+        # Empty here, but made of it all the same: every rank must have the collective in its backward.
+        return torch.cat([total, grad.new_zeros(math.prod(shape))]).view(shape)
+
+    def misfit(self, shapes: Sequence[Shape], rows: Sequence[Call]) -> str:
+        root, root_shape = rows[0]
+        return "" if tuple(shapes[root]) == tuple(root_shape) else "root_shape is not the shape of the root's"
+
+
 def resized(shape: Sequence[int], dim: int, size: int) -> Shape:
     """A shape with another size in one dim.
 
@@ -254,7 +288,8 @@ def _unlike(shapes: Sequence[Shape], *free: int) -> str:
 
 
 KINDS: Mapping[str, CollectiveKind] = {
-    kind.name: kind for kind in (_AllReduce(), _AllGather(), _ReduceScatter(), _AllToAll(), _Permute())
+    kind.name: kind
+    for kind in (_AllReduce(), _AllGather(), _ReduceScatter(), _AllToAll(), _Permute(), _Broadcast())
 }
 """Name -> the collective of one tensor."""
 

@@ -163,7 +163,14 @@ def permute(draw: random.Random, n: int) -> Calls:
     return [(x, sends, list(xs[source.get(i, i)].shape)) for i, x in enumerate(xs)]
 
 
-EXAMPLES = {f.__name__: f for f in (all_reduce, all_gather, reduce_scatter, all_to_all, permute)}
+def broadcast(draw: random.Random, n: int) -> Calls:
+    root, xs = draw.randrange(n), [number(draw.randint(0, 3), 2) for _ in range(n)]
+    return [(x, root, list(xs[root].shape)) for x in xs]
+
+
+EXAMPLES = {
+    f.__name__: f for f in (all_reduce, all_gather, reduce_scatter, all_to_all, permute, broadcast)
+}
 CASES = [(name, seed) for name in KINDS for seed in range(6)]
 
 

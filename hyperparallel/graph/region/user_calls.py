@@ -111,6 +111,19 @@ def ppermute(x: Tensor, axis: Axis, perm: int | Sequence[tuple[int, int]]) -> Te
     return here.run("permute", x, axes, sends, list(shapes[source]))
 
 
+def broadcast(x: Tensor, axis: Axis, root: int = 0) -> Tensor:
+    """The `x` of the member at position `root` of the axis, on every member; other members' may differ in
+    shape, and their gradients are zero."""
+    here, axes = _call("broadcast", x, axis)
+    count = len(here.members(axes))
+    if not 0 <= root < count:
+        raise UserError(f"root of broadcast in {here.region}", root, f"a position below {count}")
+    if count == 1:
+        return x
+    shapes = here.shapes(("broadcast", axes, root), axes, x)
+    return here.run("broadcast", x, axes, root, list(shapes[root]))
+
+
 def pieces(size: int, count: int) -> list[int]:
     """How a layout cuts `size` elements in `count`.
 

@@ -60,6 +60,8 @@ class Transport(Protocol):
 
     def permute(self, x: Tensor, sends: Sends, recv_shape: Sequence[int]) -> InFlight: ...
 
+    def broadcast(self, x: Tensor, root: int, root_shape: Sequence[int]) -> InFlight: ...
+
     def all_gather_many(
         self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
     ) -> InFlightMany: ...
@@ -208,6 +210,20 @@ def permute_start(x: Tensor, sends: Sends, recv_shape: Sequence[int], group: Gro
     if transport is None:
         return Ready(x.reshape(tuple(recv_shape)) if sources else x.new_zeros(recv_shape))
     return transport.permute(x, sends, recv_shape)
+
+
+def broadcast_start(x: Tensor, root: int, root_shape: Sequence[int], group: Group) -> InFlight:
+    """Start sending the `x` of member `root` to all members.
+
+    root_shape: that of the root's `x`, the same on every member. Elsewhere `x` only says the dtype and
+    device of the result, and may have any shape. Raises `UserError` for a root that is no member's index.
+    """
+    transport = None if group.size == 1 and group.index == 0 else transport_of(group, "broadcast")
+    if not 0 <= root < group.size:
+        raise _misfit("root", root, f"the index of a member, below {group.size}", x, group)
+    if group.index == root and x.shape != tuple(root_shape):
+        raise _misfit("root_shape", root_shape, "the shape of the root's tensor", x, group)
+    return Ready(x) if transport is None else transport.broadcast(x, root, root_shape)
 
 
 def transport_of(group: Group, op: str) -> Transport:

@@ -40,8 +40,9 @@ def program(groups: Groups) -> fx.GraphModule:
     )
     ring = [(i, (i + 1) % n) for i in range(n)]
     turned = collective(collectives.permute_start, total, ring, (4, 5), world)
+    shown = collective(collectives.broadcast_start, piece, n - 1, (sizes[n - 1], 4), world)
     back = collective(collectives.all_gather_start, total, 1, [4, 4], pair) if n == 2 else total
-    graph.output((total, {"piece": piece, "whole": [whole]}, swapped, turned, back))
+    graph.output((total, {"piece": piece, "whole": [whole]}, swapped, turned, shown, back))
     return fx.GraphModule(torch.nn.Module(), graph)
 
 

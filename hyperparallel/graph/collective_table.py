@@ -258,15 +258,15 @@ def reduce_in_order(tensors: Sequence[Tensor], op: str) -> Tensor:
     dtype = tensors[0].dtype
     check_reduction(op, dtype)
     wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-    total = tensors[0].to(wide, copy=True, memory_format=torch.contiguous_format)
-    for tensor in tensors[1:]:  # never in place: autograd may look at what was there
+    total = tensors[0].to(wide, copy=len(tensors) == 1)
+    for tensor in tensors[1:]:  # not in place: autograd may look at a factor again
         if op in ("sum", "avg"):
             total = total + tensor
         elif op == "prod":
             total = total * tensor
         else:
             total = (torch.maximum if op == "max" else torch.minimum)(total, tensor.to(wide))
-    return (total / len(tensors) if op == "avg" else total).to(dtype).contiguous()
+    return (total.div_(len(tensors)) if op == "avg" else total).to(dtype).contiguous()
 
 
 def _copies(result: Tensor, count: int) -> list[Tensor]:

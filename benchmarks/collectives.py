@@ -44,6 +44,7 @@ def ours(kind: str, x: Tensor, group: Group) -> Step:
         return lambda: wait(collectives.all_gather_start(piece, 0, share, group))
     if kind == "reduce_scatter":
         return lambda: wait(collectives.reduce_scatter_start(x, 0, share, "sum", group))
+    assert kind == "all_to_all", f"no call for {kind}"
     return lambda: wait(collectives.all_to_all_start(x, 0, share, 0, share, group))
 
 
@@ -57,6 +58,7 @@ def theirs(kind: str, x: Tensor, group: dist.ProcessGroup, n: int) -> Step:
         return lambda: wait(functional.all_gather_single(piece, 0, group))
     if kind == "reduce_scatter":
         return lambda: wait(functional.reduce_scatter_single(x, "sum", 0, group))
+    assert kind == "all_to_all", f"no call for {kind}"
     return lambda: wait(functional.all_to_all_single(x, [share] * n, [share] * n, group))
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         all_to_all,
         axis_index,
         axis_size,
+        broadcast,
         ppermute,
         reduce_scatter,
     )
@@ -62,6 +63,7 @@ __all__ = [
     "all_to_all",
     "axis_index",
     "axis_size",
+    "broadcast",
     "capture",
     "certify",
     "derive",
@@ -94,6 +96,7 @@ _LATE = {
     "all_to_all": "hyperparallel.graph.region.user_calls",
     "axis_index": "hyperparallel.graph.region.user_calls",
     "axis_size": "hyperparallel.graph.region.user_calls",
+    "broadcast": "hyperparallel.graph.region.user_calls",
     "local_region": "hyperparallel.graph.region.local_region",
     "ppermute": "hyperparallel.graph.region.user_calls",
     "reduce_scatter": "hyperparallel.graph.region.user_calls",

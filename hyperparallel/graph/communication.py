@@ -1,89 +1,69 @@
 """The words for communication in a rank's program: call targets that say what moves, not how.
 
-`runtime` binds them to process groups, `runtime.virtual` to the other ranks of one process, the
-simulator to a clock. Each collective is a start, which returns a handle, and a `wait` on the handle,
-which returns the tensor; `axes` is the tuple of mesh axes that the group spans. Sizes are elements along
-a dim, one entry per member of the group in order.
+`runtime` binds them to process groups, `runtime.exec.virtual` to the other ranks of one process, the
+simulator to a clock. Each collective of `collective_table.py` is a start, which returns a handle, and a
+`wait` on the handle, which returns the tensor, or all tensors of a collective of many. A start takes the
+operand, the collective's arguments, and last `axes`, the tuple of mesh axes that the group spans. Sizes are
+elements along a dim, one entry per member of the group in order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
+from hyperparallel.graph.collective import CollectiveKind, ManyCollective
+from hyperparallel.graph.collective_table import COLLECTIVES
+
 Axes = tuple[str, ...]
+Start = Callable[..., Any]
 
 
-def _unbound(what: str) -> NoReturn:
-    raise AssertionError(f"{what} stands in a program that was not bound to ranks")
+def _word(name: str) -> Start:
+    def start(*args: Any) -> NoReturn:
+        raise AssertionError(f"{name}_start stands in a program that was not bound to ranks")
 
-
-def all_reduce_start(x: Any, op: str, axes: Axes) -> Any:
-    """Every member gets the reduction of all members' `x`."""
-    _unbound("all_reduce_start")
-
-
-def all_gather_start(x: Any, dim: int, sizes: Sequence[int], axes: Axes) -> Any:
-    """Every member gets the concatenation along `dim` of pieces of the given sizes."""
-    _unbound("all_gather_start")
-
-
-def reduce_scatter_start(x: Any, dim: int, sizes: Sequence[int], op: str, axes: Axes) -> Any:
-    """Member i gets the i-th piece along `dim` of the reduction of all members' `x`."""
-    _unbound("reduce_scatter_start")
-
-
-def all_to_all_start(
-    x: Any,
-    split_dim: int,
-    split_sizes: Sequence[int],
-    concat_dim: int,
-    concat_sizes: Sequence[int],
-    axes: Axes,
-) -> Any:
-    """Member i gets the i-th piece along `split_dim` of every member, concatenated on `concat_dim`."""
-    _unbound("all_to_all_start")
-
-
-def permute_start(x: Any, sends: Sequence[tuple[int, int]], recv_shape: Sequence[int], axes: Axes) -> Any:
-    """`x` goes along (from, to) pairs of members; zeros of `recv_shape` where nothing arrives."""
-    _unbound("permute_start")
-
-
-def all_gather_many_start(
-    xs: Sequence[Any], dims: Sequence[int], sizes: Sequence[Sequence[int]], axes: Axes
-) -> Any:
-    """`all_gather_start` of every x with its dim and sizes, as one collective; `wait` gives all results."""
-    _unbound("all_gather_many_start")
-
-
-def reduce_scatter_many_start(
-    xs: Sequence[Any], dims: Sequence[int], sizes: Sequence[Sequence[int]], op: str, axes: Axes
-) -> Any:
-    """`reduce_scatter_start` of every x with its dim and sizes, as one collective; `wait` gives all."""
-    _unbound("reduce_scatter_many_start")
+    start.__name__ = f"{name}_start"  # fx names nodes after it
+    return start
 
 
 def wait(pending: Any) -> Any:
     """The tensor that a started collective makes, or all tensors of one that makes many."""
-    _unbound("wait")
+    raise AssertionError("wait stands in a program that was not bound to ranks")
 
 
-STARTS = (
-    all_reduce_start,
-    all_gather_start,
-    reduce_scatter_start,
-    all_to_all_start,
-    all_gather_many_start,
-    reduce_scatter_many_start,
-    permute_start,
-)
-"""Every target that starts a collective; the group's axes are its last argument."""
+_WORDS: Mapping[str, Start] = {name: _word(name) for name in COLLECTIVES}
 
-SINGLE = {all_gather_many_start: all_gather_start, reduce_scatter_many_start: reduce_scatter_start}
+STARTS: Mapping[Any, CollectiveKind | ManyCollective] = {
+    word: COLLECTIVES[name] for name, word in _WORDS.items()
+}
+"""Every target that starts a collective -> which; the group's axes are its last argument."""
+
+
+def start_of(name: str) -> Start:
+    """The target that starts a collective.
+
+    >>> start_of("all_gather_many") is all_gather_many_start
+    True
+    """
+    assert name in _WORDS, f"no collective is called {name}; there are {', '.join(_WORDS)}"
+    return _WORDS[name]
+
+
+all_reduce_start = start_of("all_reduce")
+all_gather_start = start_of("all_gather")
+reduce_scatter_start = start_of("reduce_scatter")
+all_to_all_start = start_of("all_to_all")
+permute_start = start_of("permute")
+all_gather_many_start = start_of("all_gather_many")
+reduce_scatter_many_start = start_of("reduce_scatter_many")
+
+SINGLE: Mapping[Any, Start] = {
+    word: _WORDS[which.single.name] for word, which in STARTS.items() if which.single is not which
+}
 """For a collective of many tensors, that of one: it takes one item of each list, and the other arguments."""
 
 

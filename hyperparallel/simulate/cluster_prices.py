@@ -2,8 +2,9 @@
 
     products     launch_s + FLOPs / (peak * Gemm.efficiency(m, n, k))
     other ops    launch_s + the larger of FLOPs / peak and bytes / memory bandwidth
-    collectives  hops * latency_s + received bytes / bandwidth of the slowest tier that their axes cross; they
-                 hold a share of their rank's compute units and of its links
+    collectives  rounds * latency_s + received bytes / bandwidth of the slowest tier that their axes cross;
+                 they hold a share of their rank's compute units and of its links. Rounds of messages are
+                 log2 of the members that a tier joins (a tree), one where members send straight to each other
 
 Of devices that are threads of one machine (`cluster/threads.py`) an op costs what its kernel was timed at,
 and a collective is work of its members (`cores.py`).
@@ -84,7 +85,9 @@ class ClusterPrices:
         crossed = [(link, size) for link, size in crossed if size > 1]
         if not crossed:
             return Price(device.launch_s)
-        latency = sum(math.ceil(math.log2(size)) * link.latency_s for link, size in crossed)
+        latency = sum(
+            (1 if one.one_round else math.ceil(math.log2(size))) * link.latency_s for link, size in crossed
+        )
         slowest, _ = min(crossed, key=lambda pair: pair[0].bytes_s / pair[0].oversubscription)
         moving = one.num_bytes * slowest.oversubscription / slowest.bytes_s
         units = min(0.99, device.collective_units / device.units)

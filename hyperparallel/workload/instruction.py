@@ -20,7 +20,8 @@ class Instruction:
 
     kind: of an op what it is grouped under ("matmul", "elementwise"), of a collective its own. needs:
     positions of the instructions whose results it reads; a wait's first is its start. flops, num_bytes:
-    arithmetic and memory traffic of an op, bytes received of a start. axes: mesh axes of a start.
+    arithmetic and memory traffic of an op, bytes received of a start. axes: mesh axes of a start. one_round:
+    whether no message of it waits for another one.
     alloc_bytes, free_bytes: of tensors that it makes, and that die with it. kernel: the op's own name. calls:
     how many equal ones it stands for; parts: several kinds of them. sizes: m, n, k of a matrix product.
     reuse: what it touches, and how long after it was touched before.
@@ -41,6 +42,7 @@ class Instruction:
     sizes: tuple[int, ...] = ()
     reuse: Accesses = ()
     parts: tuple[Instruction, ...] = ()
+    one_round: bool = False
 
     @property
     def stream(self) -> str:

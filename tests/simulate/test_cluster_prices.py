@@ -52,6 +52,8 @@ def test_collectives_pay_for_the_slowest_tier_they_cross() -> None:
         f"{network.name} of rank 0"
     ]
     assert 0.0 < inside.units < 1.0
+    straight = Instruction("c", "permute", "start", num_bytes=1e9, axes=("tp",), one_round=True)
+    assert PRICES.collective(straight, 0).seconds == pytest.approx(node.latency_s + 1e9 / node.bytes_s)
 
 
 def test_kernels_cost_what_they_were_timed_at() -> None:

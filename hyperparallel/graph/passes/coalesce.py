@@ -94,7 +94,7 @@ def _join(graph: fx.Graph, starts: Sequence[fx.Node]) -> None:
             _move_chain(start, first)
     lists = [list(parts) for parts in zip(*(start.args[:3] for start in starts), strict=True)]
     with graph.inserting_before(first if gathers else last):
-        joined = graph.call_function(_MANY[first.target], (*lists, *first.args[3:]))  # type: ignore[index, arg-type]
+        joined = graph.call_function(_MANY[first.target], (*lists, *first.args[3:]))  # type: ignore[index]
         waited = graph.call_function(communication.wait, (joined,))
     previous = waited
     for i, start in enumerate(starts):

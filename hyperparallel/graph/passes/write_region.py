@@ -14,10 +14,8 @@ from torch import fx
 
 from hyperparallel.graph import communication
 from hyperparallel.graph.local.local_op import contiguous
-from hyperparallel.graph.region.ops import pairs
 from hyperparallel.graph.region.record import RegionBackward, RegionForward
 from hyperparallel.graph.region.segments import RegionStart, Run, Steps
-from hyperparallel.shard.spec import ways
 from hyperparallel.workload import Op
 
 Emit = Callable[..., fx.Node]
@@ -33,12 +31,9 @@ def write_region(
     ends = isinstance(target, RegionBackward)
     state: Any = args[0] if ends else ()
     given = [emit(contiguous, x) for x in (args[1:] if ends else args)]
-    mesh = target.region.mesh
 
     def noted(node: fx.Node, step: RegionStart) -> None:
-        n = ways(step.axes, mesh)
-        moved = 2 * (n - 1) * step.num_bytes // n if step.name == "all_reduce" else step.num_bytes
-        note(node, step.name, step.axes, moved, op.name, step.dtype)
+        note(node, step.name, step.axes, step.num_bytes, op.name, step.dtype)
 
     state = _emit_steps(code.backward if ends else code.forward, state, given, emit, noted)
     names = op.outputs if ends else op.outputs[:-1]
@@ -56,24 +51,8 @@ def _emit_steps(
             fresh = given if place == 0 else [emit(communication.wait, started[i]) for i in step.waits]
             state = emit(step.segment, state, *fresh)
         else:
-            started.append(_emit_start(step, emit(operator.getitem, state, step.operand), emit))
+            operand = emit(operator.getitem, state, step.operand)
+            started.append(emit(communication.start_of(step.name), operand, *step.args, step.axes))
             note(started[-1], step)
     assert isinstance(state, fx.Node)
     return state
-
-
-def _emit_start(step: RegionStart, operand: fx.Node, emit: Emit) -> fx.Node:
-    args, axes = step.args, step.axes
-    if step.name == "all_reduce":
-        return emit(communication.all_reduce_start, operand, args[0], axes)
-    if step.name == "all_gather":
-        return emit(communication.all_gather_start, operand, args[0], list(args[1]), axes)
-    if step.name == "reduce_scatter":
-        dim, sizes, _, how = args
-        return emit(communication.reduce_scatter_start, operand, dim, list(sizes), how, axes)
-    if step.name == "all_to_all":
-        split_dim, split, concat_dim, concat, _ = args
-        return emit(
-            communication.all_to_all_start, operand, split_dim, list(split), concat_dim, list(concat), axes
-        )
-    return emit(communication.permute_start, operand, tuple(pairs(args[0])), tuple(args[1]), axes)

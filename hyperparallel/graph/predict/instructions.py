@@ -25,6 +25,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from hyperparallel.errors import CaptureError
 from hyperparallel.graph import communication
 from hyperparallel.graph.build import Built
+from hyperparallel.graph.collective import CollectiveKind, GroupMember, ManyCollective
 from hyperparallel.graph.local.local_op import unless_empty
 from hyperparallel.graph.passes.phases import split_stages
 from hyperparallel.graph.predict.reuse import storage, tensors, with_reuse
@@ -50,10 +51,13 @@ def unsized_instructions(nodes: Sequence[fx.Node]) -> list[Instruction]:
         needs = tuple(place[used] for used in node.all_input_nodes if used in place)
         transfer = node.meta.get("transfer")
         if node.target in communication.STARTS:
-            kind = transfer.kind if transfer else str(node.target.__name__).removesuffix("_start")
-            axes = tuple(node.args[-1])  # type: ignore[arg-type]
-            moved = transfer.num_bytes if transfer else 0
-            found.append(Instruction(node.name, kind, "start", needs, num_bytes=moved, axes=axes))
+            single = communication.STARTS[node.target].single
+            start = Instruction(
+                node.name, transfer.kind if transfer else single.name, "start", needs,
+                num_bytes=transfer.num_bytes if transfer else 0, axes=tuple(node.args[-1]),  # type: ignore[arg-type]
+                one_round=single.one_round,
+            )  # fmt: skip
+            found.append(start)
         elif node.target is communication.wait:
             found.append(Instruction(node.name, "wait", "wait", needs))
         else:
@@ -230,36 +234,24 @@ class _Sizes:
         target: Any = node.target
         if target is communication.wait:
             return args[0]
-        if target in communication.SINGLE:
-            lists, rest = args[:3], args[3:]
-            one = communication.SINGLE[target]
-            return [
-                x.new_empty(self._received(one, list(x.shape), (x, dim, sizes, *rest)))
-                for x, dim, sizes in zip(*lists, strict=True)
-            ]
         if target in communication.STARTS:
-            return args[0].new_empty(self._received(target, list(args[0].shape), args))
+            return self._received(communication.STARTS[target], args)
         try:
             return target(*args, **kwargs)
         except Exception as error:
             given = f"{node.name} ({target}): {error}"
             raise CaptureError("simulation", given, "ops whose sizes do not depend on data") from error
 
-    def _received(self, target: Any, shape: list[int], args: Any) -> list[int]:
-        """The shape that a collective makes on this rank."""
-        rank = self.program.rank
-        member = self.mesh.group(rank, args[-1]).index(rank)
-        if target.__name__ == "permute_start":
-            return list(args[2])
-        if target is communication.all_gather_start:
-            shape[args[1]] = sum(args[2])
-        elif target is communication.reduce_scatter_start:
-            shape[args[1]] = args[2][member]
-        elif target is communication.all_to_all_start:
-            _, split_dim, split_sizes, concat_dim, concat_sizes, _ = args
-            shape[split_dim] = split_sizes[member]
-            shape[concat_dim] = sum(concat_sizes)
-        return shape
+    def _received(self, which: CollectiveKind | ManyCollective, args: Any) -> Any:
+        """What a collective makes on this rank."""
+        rank, (*call, axes) = self.program.rank, args
+        group = self.mesh.group(rank, axes)
+        member = GroupMember(group.index(rank), len(group))
+        made = [
+            x.new_empty(which.single.returns(tuple(x.shape), member, *rest))
+            for x, *rest in which.singles(tuple(call))
+        ]
+        return made[0] if which.single is which else made
 
 
 def _kernel(called: Any) -> str:

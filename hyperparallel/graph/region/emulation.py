@@ -1,7 +1,8 @@
 """All ranks of a region in this process on real tensors: what the region means without a plan.
 
-Every rank is a thread on its own piece; collectives are plain arithmetic on what the members hold, so
-autograd differentiates the whole and shares nothing with the formulas that a sharded program uses.
+Every rank is a thread on its own piece; collectives are plain arithmetic on what the members hold
+(`CollectiveKind.compute`), so autograd differentiates the whole and shares nothing with the gradients that a
+sharded program uses.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hyperparallel.errors import UserError
+from hyperparallel.graph.collective_table import collective, reduce_in_order
 from hyperparallel.graph.region.layouts import joined_shape
-from hyperparallel.graph.region.ops import pairs
 from hyperparallel.graph.region.rehearsal import Body
 from hyperparallel.graph.region.seat import Meeting, MetSeat, meet
 from hyperparallel.layout import Layout, Mesh
@@ -24,30 +25,11 @@ from hyperparallel.layout import Layout, Mesh
 @dataclass
 class _Real(MetSeat):
     def run(self, name: str, x: Tensor, axes: tuple[str, ...], *args: Any) -> Tensor:
-        members: list[Tensor] = self.meet((name, axes), axes, x)
+        calls = self.meet((name, axes), axes, (x, *args))
         index = self.index(axes)
-        if name == "all_reduce":
-            return _reduced(members, args[0])
-        if name == "all_gather":
-            return torch.cat(members, args[0])
-        if name == "reduce_scatter":
-            dim, sizes, _, op = args
-            kept: Tensor = _reduced(members, op).split(sizes, dim)[index]
-            return kept
-        if name == "all_to_all":
-            split_dim, sizes, concat_dim, _, _ = args
-            return torch.cat([member.split(sizes, split_dim)[index] for member in members], concat_dim)
-        sources = {target: source for source, target in pairs(args[0])}
-        return members[sources[index]].clone() if index in sources else x.new_zeros(args[1])
-
-
-def _reduced(members: Sequence[Tensor], op: str) -> Tensor:
-    stacked = torch.stack(list(members))
-    if op in ("sum", "avg", "prod"):
-        kind = torch.float32 if stacked.dtype in (torch.bfloat16, torch.float16) else stacked.dtype
-        total = stacked.prod(0, dtype=kind) if op == "prod" else stacked.sum(0, dtype=kind)
-        return (total / len(members) if op == "avg" else total).to(stacked.dtype)
-    return stacked.amax(0) if op == "max" else stacked.amin(0)
+        made = collective(name).compute(calls) if index == 0 else []  # the first does it for all
+        results: list[Tensor] = self.meet((name, axes), axes, made)[0]
+        return results[index]
 
 
 def emulate_region(
@@ -87,7 +69,7 @@ def _joined(layout: Layout, local: dict[int, Tensor], what: str) -> Tensor:
     shape = joined_shape(layout, {rank: tuple(x.shape) for rank, x in local.items()}, what)
     for axis, how in reversed(layout.partial):
         before = local
-        local = {r: _reduced([before[m] for m in mesh.group(r, axis)], how) for r in mesh.ranks}
+        local = {r: reduce_in_order([before[m] for m in mesh.group(r, axis)], how) for r in mesh.ranks}
     seen: dict[tuple[tuple[int, int], ...], Tensor] = {}
     whole = local[mesh.ranks[0]].new_zeros(shape)
     for rank, piece in local.items():

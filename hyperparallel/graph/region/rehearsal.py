@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyperparallel.errors import UserError
 from hyperparallel.graph.joint.constants import Constant
-from hyperparallel.graph.region.ops import ops
+from hyperparallel.graph.region.ops import call_op
 from hyperparallel.graph.region.seat import Meeting, MetSeat, Seat, meet, sit
 from hyperparallel.layout import Mesh
 
@@ -109,11 +109,6 @@ def corners(mesh: Mesh, most: int = 16) -> tuple[int, ...]:
     return tuple(rank for rank in mesh.ranks if rank in at)
 
 
-def _words(name: str, x: Tensor, args: Sequence[Any], axes: tuple[str, ...], number: int) -> Tensor:
-    made: Tensor = getattr(ops, name)(x, *args, list(axes), number)
-    return made
-
-
 @dataclass
 class _Rehearsing(MetSeat):
     script: list[list[tuple[int, ...]]] = field(default_factory=list)
@@ -125,7 +120,7 @@ class _Rehearsing(MetSeat):
 
     def run(self, name: str, x: Tensor, axes: tuple[str, ...], *args: Any) -> Tensor:
         self.number += 1
-        return _words(name, x, args, axes, self.number)
+        return call_op(name, x, args, self.member(axes), axes, self.number)
 
 
 @dataclass
@@ -153,7 +148,7 @@ class Scripted(Seat):
 
     def run(self, name: str, x: Tensor, axes: tuple[str, ...], *args: Any) -> Tensor:
         self.number += 1
-        self.made.append(_words(name, x, args, axes, self.number))
+        self.made.append(call_op(name, x, args, self.member(axes), axes, self.number))
         return self.made[-1]
 
 

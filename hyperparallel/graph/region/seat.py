@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hyperparallel.errors import UserError, nearest
+from hyperparallel.graph.collective import GroupMember
 from hyperparallel.layout import Mesh
 
 T = TypeVar("T")
@@ -55,6 +56,10 @@ class Seat:
     def index(self, axes: tuple[str, ...]) -> int:
         """The position of this rank in its group."""
         return self.members(axes).index(self.rank)
+
+    def member(self, axes: tuple[str, ...]) -> GroupMember:
+        """This rank in its group along `axes`."""
+        return GroupMember(self.index(axes), len(self.members(axes)))
 
     def shapes(self, call: tuple[Any, ...], axes: tuple[str, ...], x: Tensor) -> list[tuple[int, ...]]:
         """The shape of the operand on every member of the group; `call` must be the same on all ranks."""

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from hyperparallel.graph.region.ops import COLLECTIVES, ops
+from hyperparallel.graph.collective import GroupMember
+from hyperparallel.graph.region.ops import COLLECTIVE_OPS, ops
 from hyperparallel.graph.region.rehearsal import TensorForm
 
 aten = torch.ops.aten
@@ -62,9 +63,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class RegionStart:
-    """A collective: its word, arguments behind the operand, axes, and where its operand is in the state.
+    """A collective: its name, arguments behind the operand, axes, and where its operand is in the state.
 
-    num_bytes: what this rank receives; for an all-reduce the bytes of the operand.
+    num_bytes: what this rank receives.
     """
 
     name: str
@@ -104,7 +105,7 @@ class Code:
 
     def __init__(self, nodes: Sequence[fx.Node], results: Sequence[End]) -> None:
         self.results: list[End] = list(results)
-        self.collectives = [n for n in nodes if n.target in COLLECTIVES]
+        self.collectives = [n for n in nodes if n.target in COLLECTIVE_OPS]
         self.numbers = {n: i for i, n in enumerate(self.collectives)}
         self.gaps: list[list[fx.Node]] = [[]]
         for node in nodes:
@@ -115,7 +116,7 @@ class Code:
 
     def outline(self) -> Outline:
         """This rank's own outline, without overlaps."""
-        calls = tuple((COLLECTIVES[n.target], n.args[-1], n.args[-2]) for n in self.collectives)
+        calls = tuple((COLLECTIVE_OPS[n.target].name, n.args[-1], n.args[-2]) for n in self.collectives)
         return Outline(calls, tuple(map(self._first_use, self.collectives)))
 
     def _first_use(self, node: fx.Node) -> int:
@@ -255,22 +256,13 @@ def _is_new(node: fx.Node, nodes: Sequence[fx.Node], made: set[fx.Node]) -> bool
 
 
 def _start(node: fx.Node, operand: int) -> RegionStart:
-    name, value, source = COLLECTIVES[node.target], node.meta["val"], node.all_input_nodes[0].meta["val"]
-    *args, axes, _ = node.args[1:]
-    dtype = str(value.dtype).removeprefix("torch.")
-    return RegionStart(name, tuple(args), tuple(axes), operand, _received(name, value, source, args), dtype)  # type: ignore[arg-type]
-
-
-def _received(name: str, value: torch.Tensor, source: torch.Tensor, args: Sequence[Any]) -> int:
-    """Bytes that this rank receives, as for the collectives of a redistribution."""
-    out, inp = (x.numel() * x.element_size() for x in (value, source))
-    if name in ("all_gather", "all_to_all"):
-        sizes, index = args[-2], args[-1]
-        total = sum(sizes)
-        return out * (total - sizes[index]) // total if total else 0
-    if name == "reduce_scatter":
-        return out * (len(args[1]) - 1)
-    return out if name == "permute" else inp
+    kind, source = COLLECTIVE_OPS[node.target], node.all_input_nodes[0].meta["val"]
+    rest: Any = node.args[1:]
+    *flat, index, count, axes, _ = rest
+    args = kind.parsed(flat)
+    moved = kind.received(tuple(source.shape), GroupMember(index, count), *args) * source.element_size()
+    dtype = str(source.dtype).removeprefix("torch.")
+    return RegionStart(kind.name, args, tuple(axes), operand, moved, dtype)
 
 
 def split(graph: fx.Graph, results: Sequence[fx.Node | None], grads: Sequence[fx.Node | None]) -> tuple[

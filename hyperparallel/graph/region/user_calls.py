@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from hyperparallel.errors import UserError
+from hyperparallel.graph.collective_table import REDUCE_OPS
 from hyperparallel.graph.region.seat import Seat, seat
 
 Axis = str | Sequence[str]
-REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
 
 
 def axis_index(axis: Axis) -> int:
@@ -55,7 +55,7 @@ def all_gather(x: Tensor, axis: Axis, dim: int = 0) -> Tensor:
     shapes = here.shapes(("all_gather", axes, dim), axes, x)
     _agree(here, "all_gather", shapes, dim)
     sizes = [shape[dim] for shape in shapes]
-    return here.run("all_gather", x, axes, dim, sizes, here.index(axes))
+    return here.run("all_gather", x, axes, dim, sizes)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, dim: int = 0, op: str = "sum") -> Tensor:
@@ -70,7 +70,7 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int = 0, op: str = "sum") -> Tens
     shapes = here.shapes(("reduce_scatter", axes, dim, op), axes, x)
     _agree(here, "reduce_scatter", shapes, None)
     sizes = piece_sizes(x.shape[dim], len(shapes))
-    return here.run("reduce_scatter", x, axes, dim, sizes, here.index(axes), op)
+    return here.run("reduce_scatter", x, axes, dim, sizes, op)
 
 
 def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor:
@@ -86,7 +86,7 @@ def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor
     concat = [shape[concat_dim] for shape in shapes]
     if split_dim == concat_dim:
         concat = [piece_sizes(n, count)[index] for n in concat]
-    return here.run("all_to_all", x, axes, split_dim, split, concat_dim, concat, index)
+    return here.run("all_to_all", x, axes, split_dim, split, concat_dim, concat)
 
 
 def ppermute(x: Tensor, axis: Axis, perm: int | Sequence[tuple[int, int]]) -> Tensor:
@@ -108,8 +108,20 @@ def ppermute(x: Tensor, axis: Axis, perm: int | Sequence[tuple[int, int]]) -> Te
         return x if sends else torch.zeros_like(x)
     shapes = here.shapes(("ppermute", axes, tuple(sends)), axes, x)
     source = {target: a for a, target in sends}.get(here.index(axes), here.index(axes))
-    flat = [member for pair in sends for member in pair]
-    return here.run("permute", x, axes, flat, list(shapes[source]))
+    return here.run("permute", x, axes, sends, list(shapes[source]))
+
+
+def broadcast(x: Tensor, axis: Axis, root: int = 0) -> Tensor:
+    """The `x` of the member at position `root` of the axis, on every member; other members' may differ in
+    shape, and their gradients are zero."""
+    here, axes = _call("broadcast", x, axis)
+    count = len(here.members(axes))
+    if not 0 <= root < count:
+        raise UserError(f"root of broadcast in {here.region}", root, f"a position below {count}")
+    if count == 1:
+        return x
+    shapes = here.shapes(("broadcast", axes, root), axes, x)
+    return here.run("broadcast", x, axes, root, list(shapes[root]))
 
 
 def piece_sizes(size: int, count: int) -> list[int]:

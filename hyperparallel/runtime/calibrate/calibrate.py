@@ -303,6 +303,7 @@ def _transfer(kind: str, count: int, group: Group) -> StartCall:
     if kind == "all_gather":
         piece = x[: share[0]].clone()
         return lambda: collectives.all_gather_start(piece, 0, share, group)
+    assert kind == "reduce_scatter", f"nothing here times {kind}"
     return lambda: collectives.reduce_scatter_start(x, 0, share, "sum", group)
 
 

@@ -13,16 +13,14 @@ Leaves out layouts: which collective a redistribution needs is decided in `layou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from hyperparallel.errors import UserError
+from hyperparallel.graph.collective_table import REDUCE_OPS, check_reduction
 from hyperparallel.runtime.comm.group import Group
-
-REDUCE_OPS = ("sum", "max", "min", "prod", "avg")
 
 Sends = Sequence[tuple[int, int]]
 """(sending member, receiving member) pairs, as indexes in the group; the same on every member."""
@@ -62,6 +60,8 @@ class Transport(Protocol):
 
     def permute(self, x: Tensor, sends: Sends, recv_shape: Sequence[int]) -> InFlight: ...
 
+    def broadcast(self, x: Tensor, root: int, root_shape: Sequence[int]) -> InFlight: ...
+
     def all_gather_many(
         self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
     ) -> InFlightMany: ...
@@ -98,6 +98,7 @@ class Several:
 def wait(pending: InFlight) -> Tensor:
     """The result of a started collective, waited for. Raises `RunError` if a peer died.
 
+    >>> import torch
     >>> wait(all_reduce_start(torch.ones(2), "sum", Group((0,), rank=0)))
     tensor([1., 1.])
     """
@@ -211,6 +212,20 @@ def permute_start(x: Tensor, sends: Sends, recv_shape: Sequence[int], group: Gro
     return transport.permute(x, sends, recv_shape)
 
 
+def broadcast_start(x: Tensor, root: int, root_shape: Sequence[int], group: Group) -> InFlight:
+    """Start sending the `x` of member `root` to all members.
+
+    root_shape: that of the root's `x`, the same on every member. Elsewhere `x` only says the dtype and
+    device of the result, and may have any shape. Raises `UserError` for a root that is no member's index.
+    """
+    transport = None if group.size == 1 and group.index == 0 else transport_of(group, "broadcast")
+    if not 0 <= root < group.size:
+        raise _misfit("root", root, f"the index of a member, below {group.size}", x, group)
+    if group.index == root and x.shape != tuple(root_shape):
+        raise _misfit("root_shape", root_shape, "the shape of the root's tensor", x, group)
+    return Ready(x) if transport is None else transport.broadcast(x, root, root_shape)
+
+
 def transport_of(group: Group, op: str) -> Transport:
     """The group's transport; `RunError` for a rank that is no member, or a group not connected."""
     if group.transport is None:
@@ -219,16 +234,11 @@ def transport_of(group: Group, op: str) -> Transport:
     return transport
 
 
-def check_reduction(op: str, dtype: torch.dtype) -> None:
-    """Raise `UserError` unless values of `dtype` can be reduced with `op`."""
-    if op not in REDUCE_OPS:
-        raise UserError("op", op, "one of " + ", ".join(REDUCE_OPS))
-    if dtype == torch.bool and op not in ("max", "min"):
-        raise UserError("op", op, "max or min for booleans", instead="max (any) or min (all)")
-    if op == "avg" and not (dtype.is_floating_point or dtype.is_complex):
-        raise UserError("op", op, f"sum, max, min, prod for {dtype}")
-    if dtype.is_complex and op not in ("sum", "avg"):
-        raise UserError("op", op, f"sum or avg for {dtype}")
+def starter(name: str) -> Callable[..., Any]:
+    """The function of this file that starts a collective of the table."""
+    start: Callable[..., Any] | None = globals().get(f"{name}_start")
+    assert start is not None, f"runtime/comm/collectives.py has no {name}_start"
+    return start
 
 
 def _check_gather(x: Tensor, dim: int, sizes: Sequence[int], group: Group) -> None:

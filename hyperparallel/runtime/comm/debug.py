@@ -1,7 +1,7 @@
 """Debug mode: before each collective, check that all members of the group are making the same one.
 
 `HYPERPARALLEL_DEBUG=collectives` puts this transport on top of the real one. Each member writes what
-it is about to do (op, dtype, shape, sizes, line of the caller) to the job's store under the number
+it is about to do (collective, dtype, shape, sizes, line of the caller) to the job's store under the number
 of the call, reads the others', and raises on all members when they do not fit, within the time that
 the slowest takes to make its own call. A store round trip per call costs up to a millisecond: it is
 not for timing.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,77 +21,35 @@ from typing import Any
 from torch import Tensor
 
 from hyperparallel.errors import RunError
-from hyperparallel.runtime.comm.collectives import InFlight, InFlightMany, Sends, Transport
+from hyperparallel.graph.collective import CollectiveKind, ManyCollective
+from hyperparallel.graph.collective_table import COLLECTIVES, collective
+from hyperparallel.runtime.comm.collectives import Transport
 from hyperparallel.runtime.comm.group import Group
 
 # Private names, checked on torch 2.13: the store that the default process group was made with.
 from torch.distributed.distributed_c10d import _get_default_store  # isort: skip
 
 CallRecord = dict[str, Any]
-"""One member's call: op, dtype, shape, the arguments by name, where it stands."""
+"""One member's call: collective, dtype, shape, the arguments by name, where it stands."""
 
 _PACKAGE = str(Path(__file__).parents[1])
 
 
 class CheckedTransport:
-    """Checks every call against the other members', then passes it on."""
+    """Checks every call against the other members', then passes it on.
+
+    Has a method for each collective of the table (`_checked`).
+    """
 
     def __init__(self, transport: Transport, group: Group, timeout: timedelta) -> None:
         self.transport, self.group, self.timeout = transport, group, timeout
         self._store = _get_default_store()
         self._count = 0
 
-    def all_reduce(self, x: Tensor, op: str) -> InFlight:
-        self._check("all_reduce", x, reduce=op)
-        return self.transport.all_reduce(x, op)
-
-    def all_gather(self, x: Tensor, dim: int, sizes: Sequence[int]) -> InFlight:
-        self._check("all_gather", x, dim=dim, sizes=list(sizes))
-        return self.transport.all_gather(x, dim, sizes)
-
-    def reduce_scatter(self, x: Tensor, dim: int, sizes: Sequence[int], op: str) -> InFlight:
-        self._check("reduce_scatter", x, dim=dim, sizes=list(sizes), reduce=op)
-        return self.transport.reduce_scatter(x, dim, sizes, op)
-
-    def all_to_all(
-        self,
-        x: Tensor,
-        split_dim: int,
-        split_sizes: Sequence[int],
-        concat_dim: int,
-        concat_sizes: Sequence[int],
-    ) -> InFlight:
-        self._check(
-            "all_to_all",
-            x,
-            split_dim=split_dim,
-            split_sizes=list(split_sizes),
-            concat_dim=concat_dim,
-            concat_sizes=list(concat_sizes),
-        )
-        return self.transport.all_to_all(x, split_dim, split_sizes, concat_dim, concat_sizes)
-
-    def permute(self, x: Tensor, sends: Sends, recv_shape: Sequence[int]) -> InFlight:
-        pairs = [list(pair) for pair in sends]
-        self._check("permute", x, sends=pairs, recv_shape=list(recv_shape))
-        return self.transport.permute(x, sends, recv_shape)
-
-    def all_gather_many(
-        self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
-    ) -> InFlightMany:
-        for x, dim, parts in zip(xs, dims, sizes, strict=True):
-            self._check("all_gather", x, dim=dim, sizes=list(parts))
-        return self.transport.all_gather_many(xs, dims, sizes)
-
-    def reduce_scatter_many(
-        self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]], op: str
-    ) -> InFlightMany:
-        for x, dim, parts in zip(xs, dims, sizes, strict=True):
-            self._check("reduce_scatter", x, dim=dim, sizes=list(parts), reduce=op)
-        return self.transport.reduce_scatter_many(xs, dims, sizes, op)
-
-    def _check(self, op: str, x: Tensor, **arguments: Any) -> None:
-        mine = {"op": op, "dtype": str(x.dtype), "shape": list(x.shape), **arguments}
+    def check(self, kind: CollectiveKind, x: Tensor, *args: Any) -> None:
+        """Raise `RunError` unless all members make this call; waits for theirs."""
+        arguments = zip(kind.arguments, map(_plain, args), strict=True)
+        mine = {"collective": kind.name, "dtype": str(x.dtype), "shape": list(x.shape), **dict(arguments)}
         where = {"where": _call_site()}
         # The group's ranks keep groups apart, whatever their order of making.
         prefix = f"debug/{'-'.join(map(str, self.group.ranks))}/{self._count}/"
@@ -111,57 +69,48 @@ class CheckedTransport:
             )
 
 
+def _checked(which: CollectiveKind | ManyCollective) -> Callable[..., Any]:
+    """The method of `CheckedTransport` for a collective; of many tensors each is checked."""
+
+    def method(self: CheckedTransport, *call: Any) -> Any:
+        for one in which.singles(call):
+            self.check(which.single, *one)
+        return getattr(self.transport, which.name)(*call)
+
+    return method
+
+
+for _name, _which in COLLECTIVES.items():
+    setattr(CheckedTransport, _name, _checked(_which))
+
+
 def disagreement(calls: Sequence[CallRecord]) -> str:
     """Why the members' calls do not fit together, or "".
 
-    >>> disagreement([{"op": "all_reduce", "dtype": "torch.float32", "shape": [n], "reduce": "sum"}
+    >>> disagreement([{"collective": "all_reduce", "dtype": "torch.float32", "shape": [n], "op": "sum"}
     ...               for n in (2, 3)])
     'shape differs'
     """
     first = calls[0]
-    for name in ("op", "dtype", "reduce", "dim", "sizes", "split_dim", "concat_dim", "sends"):
-        if any(call.get(name) != first.get(name) for call in calls):
+    if any(call["collective"] != first["collective"] for call in calls):
+        return "collective differs"
+    kind = collective(first["collective"])
+    for name in ("dtype", *(name for name in kind.arguments if name not in kind.own)):
+        if any(call[name] != first[name] for call in calls):
             return f"{name} differs"
-    free = {first["dim"]} if first["op"] == "all_gather" else set()
-    if first["op"] == "all_to_all":
-        free = {first["split_dim"], first["concat_dim"]}
-    if first["op"] != "permute":
-        shapes = [[s for d, s in enumerate(c["shape"]) if d not in free] for c in calls]
-        if any(shape != shapes[0] or len(c["shape"]) != len(first["shape"])
-               for shape, c in zip(shapes, calls, strict=True)):  # fmt: skip
-            return "shape differs"
-    if first["op"] == "all_to_all":
-        return _uneven_exchange(calls)
-    if first["op"] == "permute":
-        for source, target in first["sends"]:
-            if _numel(calls[source]["shape"]) != _numel(calls[target]["recv_shape"]):
-                return f"member {target} expects another size than member {source} sends"
-    return ""
+    rows = [tuple(call[name] for name in kind.arguments) for call in calls]
+    return kind.misfit([tuple(call["shape"]) for call in calls], rows)
 
 
-def _uneven_exchange(calls: Sequence[CallRecord]) -> str:
-    same_dim = calls[0]["split_dim"] == calls[0]["concat_dim"]
-    for i, sender in enumerate(calls):
-        for j, receiver in enumerate(calls):
-            expected = receiver["concat_sizes"][i]
-            sent = sender["split_sizes"][j] if same_dim else sender["shape"][sender["concat_dim"]]
-            mine = calls[j]["split_sizes"][j]
-            if expected != sent or (not same_dim and sender["split_sizes"][j] != mine):
-                return f"member {j} expects another size than member {i} sends"
-    return ""
-
-
-def _numel(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
+def _plain(argument: Any) -> Any:
+    """An argument as JSON knows it."""
+    return argument if isinstance(argument, (int, str)) else [_plain(item) for item in argument]
 
 
 def _described(call: CallRecord) -> str:
-    rest = {k: v for k, v in call.items() if k not in ("op", "dtype", "shape", "where")}
+    rest = {k: v for k, v in call.items() if k not in ("collective", "dtype", "shape", "where")}
     extra = ", ".join(f"{name} {value}" for name, value in rest.items())
-    return f"{call['op']} of {call['dtype']} {tuple(call['shape'])} ({extra}) at {call['where']}"
+    return f"{call['collective']} of {call['dtype']} {tuple(call['shape'])} ({extra}) at {call['where']}"
 
 
 def _call_site() -> str:

@@ -32,7 +32,7 @@ from hyperparallel.runtime.comm.packing import (
 )
 
 # Private names, checked on torch 2.13: the option objects of the process group methods.
-from torch._C._distributed_c10d import AllreduceOptions, ReduceScatterOptions  # isort: skip
+from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions, ReduceScatterOptions  # isort: skip
 
 _OPS: dict[str, Any] = {
     "sum": ReduceOp.SUM,
@@ -223,6 +223,17 @@ class ProcessGroupTransport:
         elif sources == [me]:
             out.view(-1).copy_(source)
         return Works("permute", self.group, works, out, source)
+
+    def broadcast(self, x: Tensor, root: int, root_shape: Sequence[int]) -> InFlight:
+        """In bytes; the root sends a copy, which is dense (gloo sends a strided tensor wrongly)."""
+        mine = self.group.index == root
+        out = x.clone(memory_format=torch.contiguous_format) if mine else x.new_empty(tuple(root_shape))
+        if out.numel() == 0:
+            return Ready(out)
+        options = BroadcastOptions()
+        options.rootRank = root
+        work = self.handle.broadcast([out.view(-1).view(torch.uint8)], options)
+        return Works("broadcast", self.group, [work], out, None)
 
     def _exchange(self, sends: dict[int, Tensor], recvs: dict[int, Tensor]) -> list[Any]:
         """Point-to-point messages by member; empty ones are skipped on both sides."""

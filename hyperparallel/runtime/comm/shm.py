@@ -191,6 +191,19 @@ class SharedMemoryTransport:
         )
         return DeferredCollective(self, handle, out, x) if handle else Ready(out)
 
+    def broadcast(self, x: Tensor, root: int, root_shape: Sequence[int]) -> InFlight:
+        """A gather to which only the root gives something: written once, read by every member."""
+        if not x.is_cpu or self._broken:
+            return self._fallback("broadcast").broadcast(x, root, root_shape)
+        if self.group.index == root:
+            x = x.contiguous()
+        out = x.new_empty(tuple(root_shape))
+        given = self._array([int(member == root) for member in range(self.group.size)])
+        handle = self._all_gather(
+            self.comm, x.data_ptr(), out.data_ptr(), given, 1, out.nbytes, _code(x) | _BROADCAST
+        )
+        return DeferredCollective(self, handle, out, x) if handle else Ready(out)
+
     def all_gather_many(
         self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
     ) -> InFlightMany:
@@ -319,7 +332,14 @@ _CODES = {
 }
 
 
+_BROADCAST = 1 << 8
+"""Beside a dtype's number: the gather is a broadcast, which other members must be making too."""
+
+
 def _described(tag: int, num_bytes: int) -> str:
     code = tag >> 8 & 255
     dtype = next((str(kind) for kind, number in _CODES.items() if number == code), "?")
-    return f"{_KINDS[tag & 255]} of {dtype}, {num_bytes} bytes"
+    kind = _KINDS[tag & 255]
+    if kind == "all_gather" and tag >> 8 & _BROADCAST:
+        kind = "broadcast"
+    return f"{kind} of {dtype}, {num_bytes} bytes"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from typing import cast
 
 import torch
 
@@ -43,5 +44,5 @@ def connect(group: Group, timeout: timedelta, kind: str = "auto") -> Transport:
         else:
             transport = SharedMemoryTransport(group, shared, transport, timeout.total_seconds())
     if "HYPERPARALLEL_DEBUG" in settings:
-        return CheckedTransport(transport, group, timeout)
+        return cast(Transport, CheckedTransport(transport, group, timeout))
     return transport

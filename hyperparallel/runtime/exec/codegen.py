@@ -27,14 +27,9 @@ from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.comm.group import Bind
 
 COLLECTIVES: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    communication.all_reduce_start: collectives.all_reduce_start,
-    communication.all_gather_start: collectives.all_gather_start,
-    communication.reduce_scatter_start: collectives.reduce_scatter_start,
-    communication.all_to_all_start: collectives.all_to_all_start,
-    communication.all_gather_many_start: collectives.all_gather_many_start,
-    communication.reduce_scatter_many_start: collectives.reduce_scatter_many_start,
-    communication.permute_start: collectives.permute_start,
+    word: collectives.starter(which.name) for word, which in communication.STARTS.items()
 }
+"""The word of each collective -> the function that starts it."""
 
 _METHODS = (
     "view", "reshape", "expand", "permute", "transpose", "unsqueeze", "squeeze", "t", "mm", "bmm", "mv",

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hyperparallel.graph import communication
 from hyperparallel.graph.passes.phases import Stage
 from hyperparallel.graph.region.segments import Segment
 
@@ -113,6 +112,6 @@ def _fusible(node: fx.Node) -> bool:
     if target is operator.getitem:
         source = node.args[0]
         return isinstance(source, fx.Node) and _fusible(source)  # a region takes tensors, not tuples of them
-    if not isinstance(target, torch._ops.OpOverload) or target in communication.STARTS:
+    if not isinstance(target, torch._ops.OpOverload):  # collectives are none
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags

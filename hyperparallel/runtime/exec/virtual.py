@@ -2,9 +2,9 @@
 
 All programs have the same nodes in the same order; arguments may differ by rank. Each node runs for
 every rank in turn before the next node does, so a collective sees all its members' inputs at once
-and is plain tensor arithmetic. Reductions go in group order, with 16-bit floats summed in
-float32, as the shared-memory transport does it. A random node starts from the same generator state on
-every rank.
+and is plain tensor arithmetic (`CollectiveKind.compute`). Reductions go in group order, with 16-bit
+floats summed in float32, as the shared-memory transport does it. A random node starts from the same
+generator state on every rank.
 
 Collectives are known by identity: the functions of `collectives.py`, whose last argument is a
 `Group` without a process group, and the words of `graph.communication`, whose last argument is mesh
@@ -16,7 +16,7 @@ Leaves out time: nothing here tells how long real ranks take.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,8 @@ from torch import Tensor, fx
 
 from hyperparallel.errors import RunError, UserError
 from hyperparallel.graph import communication
+from hyperparallel.graph.collective import CollectiveKind, ManyCollective
+from hyperparallel.graph.collective_table import COLLECTIVES
 from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.comm.group import Group
 
@@ -36,9 +38,6 @@ class Program(Protocol):
 
 BindMembers = Callable[[int, tuple[str, ...]], Sequence[int]]
 """From a rank and the mesh axes of a collective to the ordered ranks of its group."""
-
-Member = tuple[Any, ...]
-"""The arguments of one member of a group, without the group."""
 
 
 def run_virtual(
@@ -120,8 +119,8 @@ class Lockstep:
             )
             for node, program, known in zip(nodes, programs, numbers, strict=True)
         ]
-        simulate = _SIMULATED.get(nodes[0].target) if nodes[0].op == "call_function" else None
-        random = simulate is None and _may_be_random(nodes[0])
+        which = _RECORDS.get(nodes[0].target) if nodes[0].op == "call_function" else None
+        random = which is None and _may_be_random(nodes[0])
 
         def local(values: list[list[Any]]) -> None:
             state = _random_state() if random else None
@@ -138,21 +137,21 @@ class Lockstep:
                 _set_random_state(after)
 
         def together(values: list[list[Any]]) -> None:
-            assert simulate is not None
+            assert which is not None
             rows = [
                 _positional(callee, _fill(args, mine), _fill(kwargs, mine))
                 for mine, (callee, args, kwargs) in zip(values, calls, strict=True)
             ]
-            for mine, result in zip(values, self._communicate(simulate, rows), strict=True):
+            for mine, result in zip(values, self._communicate(which, rows), strict=True):
                 mine[slot] = result
                 for value in dead:
                     mine[value] = None
 
-        return local if simulate is None else together
+        return local if which is None else together
 
     def _communicate(
-        self, simulate: Callable[[list[Member]], list[Tensor]], rows: list[tuple[Any, ...]]
-    ) -> list[Tensor]:
+        self, which: CollectiveKind | ManyCollective, rows: list[tuple[Any, ...]]
+    ) -> list[Any]:
         ranks = [self._ranks(rank, row[-1]) for rank, row in enumerate(rows)]
         results: list[Any] = [None] * len(rows)
         for rank, members in enumerate(ranks):
@@ -161,7 +160,7 @@ class Lockstep:
                     raise RunError(
                         f"rank {rank}: members of group {members} disagree on it: {ranks}"
                     )
-                made = simulate([rows[member][:-1] for member in members])
+                made = which.compute([rows[member][:-1] for member in members])
                 for member, result in zip(members, made, strict=True):
                     results[member] = result
         return results
@@ -255,84 +254,8 @@ def _set_random_state(states: list[Tensor]) -> None:
         torch.cuda.set_rng_state_all(states[1:])
 
 
-def reduce_in_order(tensors: Sequence[Tensor], op: str) -> Tensor:
-    """The reduction of equal-shaped tensors, first to last; 16-bit floats are summed in float32.
-
-    >>> reduce_in_order([torch.tensor([1.0, 5.0]), torch.tensor([3.0, 2.0])], "max")
-    tensor([3., 5.])
-    """
-    dtype = tensors[0].dtype
-    collectives.check_reduction(op, dtype)
-    wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-    total = tensors[0].to(wide, copy=True, memory_format=torch.contiguous_format)
-    for tensor in tensors[1:]:
-        if op in ("sum", "avg"):
-            total += tensor
-        elif op == "prod":
-            total *= tensor
-        else:
-            total = (torch.maximum if op == "max" else torch.minimum)(total, tensor.to(wide))
-    return (total.div_(len(tensors)) if op == "avg" else total).to(dtype)
-
-
-def _copies(result: Tensor, count: int) -> list[Tensor]:
-    """One tensor a member: a rank may later write into its own."""
-    return [result, *(result.clone() for _ in range(count - 1))]
-
-
-def _all_reduce(members: list[Member]) -> list[Tensor]:
-    return _copies(reduce_in_order([x for x, _ in members], members[0][1]), len(members))
-
-
-def _all_gather(members: list[Member]) -> list[Tensor]:
-    return _copies(torch.cat([x for x, _, _ in members], members[0][1]), len(members))
-
-
-def _reduce_scatter(members: list[Member]) -> list[Tensor]:
-    _, dim, sizes, op = members[0]
-    total = reduce_in_order([row[0] for row in members], op)
-    return [piece.contiguous() for piece in total.split(list(sizes), dim)]
-
-
-def _all_to_all(members: list[Member]) -> list[Tensor]:
-    pieces = [x.split(list(sizes), dim) for x, dim, sizes, _, _ in members]
-    return [torch.cat([row[i] for row in pieces], m[3]) for i, m in enumerate(members)]
-
-
-def _permute(members: list[Member]) -> list[Tensor]:
-    results = [x.new_zeros(tuple(shape)) for x, _, shape in members]
-    for source, target in members[0][1]:
-        results[target] = members[source][0].reshape(tuple(members[target][2])).clone()
-    return results
-
-
-def _each(simulate: Callable[[list[Member]], list[Tensor]]) -> Callable[[list[Member]], list[Any]]:
-    """A collective of many tensors as one of each."""
-
-    def simulated(members: list[Member]) -> list[Any]:
-        made = [
-            simulate([(xs[i], dims[i], sizes[i], *rest) for xs, dims, sizes, *rest in members])
-            for i in range(len(members[0][0]))
-        ]
-        return [tuple(of_all[member] for of_all in made) for member in range(len(members))]
-
-    return simulated
-
-
-_SIMULATED: dict[Any, Callable[[list[Member]], list[Tensor]]] = {
-    collectives.all_reduce_start: _all_reduce,
-    collectives.all_gather_start: _all_gather,
-    collectives.reduce_scatter_start: _reduce_scatter,
-    collectives.all_to_all_start: _all_to_all,
-    collectives.permute_start: _permute,
-    collectives.all_gather_many_start: _each(_all_gather),
-    collectives.reduce_scatter_many_start: _each(_reduce_scatter),
-    communication.all_reduce_start: _all_reduce,
-    communication.all_gather_start: _all_gather,
-    communication.reduce_scatter_start: _reduce_scatter,
-    communication.all_to_all_start: _all_to_all,
-    communication.permute_start: _permute,
-    communication.all_gather_many_start: _each(_all_gather),
-    communication.reduce_scatter_many_start: _each(_reduce_scatter),
+_RECORDS: Mapping[Any, CollectiveKind | ManyCollective] = {
+    **communication.STARTS,
+    **{collectives.starter(name): which for name, which in COLLECTIVES.items()},
 }
 _WAITS = (collectives.wait, communication.wait)

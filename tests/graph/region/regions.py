@@ -85,6 +85,26 @@ def pending_mlp_code(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return F.silu(x @ up.T) @ down.T
 
 
+def from_first(x: Tensor) -> Tensor:
+    """Rows less the first of all, which is on the first rank; others may have none."""
+    return x - hp.broadcast(x[:1], ("dp", "tp"))
+
+
+less_first = hp.local_region(from_first, [(("dp", "tp"), None)], (("dp", "tp"), None))
+
+
+class FromFirst(nn.Module):
+    """Linear layers around rows less the first row; `how` is the region, None the dense one."""
+
+    def __init__(self, how: object = None) -> None:
+        super().__init__()
+        self.first, self.last, self.how = nn.Linear(4, 6), nn.Linear(6, 3), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        return self.last(self.how(x) if callable(self.how) else x - x[:1]).pow(2).mean()
+
+
 WEIGHTS = [("dp", None), ("tp", None), (None, "tp")]
 reduced_mlp = hp.local_region(mlp_code, WEIGHTS, ("dp", None))
 pending_mlp = hp.local_region(pending_mlp_code, WEIGHTS, ("dp", None, {"tp": "sum"}))

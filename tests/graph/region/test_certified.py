@@ -16,8 +16,10 @@ from hyperparallel.graph.build import build
 from hyperparallel.graph.region.segments import Segment
 from tests.graph.region.regions import (
     HEADS,
+    FromFirst,
     Mlp,
     Stack,
+    less_first,
     pending_mlp,
     reduced_mlp,
     ring_attention,
@@ -178,6 +180,40 @@ def test_uneven_pieces() -> None:
     for code in (gathers, largest):
         certified(hp.local_region(code, [(None, "tp")], (None, "tp")), (4, 7), mesh=mesh)
     certified(hp.local_region(scatters, [("tp", None)], ("tp", None)), (5, 3), mesh=mesh)
+
+
+@pytest.mark.parametrize("rows", [4, 5, 7])
+@pytest.mark.parametrize("root", range(4))
+def test_the_piece_of_one_rank_on_all(root: int, rows: int) -> None:
+    """Pieces of 5 rows are 2, 2, 1 and none; what comes back to the root is the sum of all gradients."""
+    chunk = -(-rows // 4)
+
+    def code(x: Tensor) -> Tensor:
+        return x.sin() * (1 + hp.broadcast(x, "tp", root).pow(2).sum(0))
+
+    def meaning(x: Tensor) -> Tensor:
+        return x.sin() * (1 + x[root * chunk : (root + 1) * chunk].pow(2).sum(0))
+
+    mesh, cut = hp.Layout((1, 4), ("dp", "tp")), ("tp", None)
+    certified(hp.local_region(code, [cut], cut, mesh=mesh, reference=meaning), (rows, 3), mesh=mesh)
+    certified(hp.local_region(code, [cut], cut, mesh=mesh), (rows, 3), mesh=mesh)
+    whole = hp.local_region(code, [cut], cut, mesh=mesh)
+    x = numbers(rows, 3).requires_grad_()
+    torch.testing.assert_close(whole(x), meaning(x), rtol=1e-13, atol=1e-13)
+    grads = [torch.autograd.grad(f(x).cos().sum(), x)[0] for f in (whole, meaning)]
+    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_less_the_first_row_of_all() -> None:
+    """One broadcast forward, one reduction to the root backward, and a reason for both."""
+    plain = made(FromFirst)
+    model = like(plain, FromFirst, less_first)
+    for rows in (4, 5):
+        torch.testing.assert_close(model(numbers(rows, 4)), plain(numbers(rows, 4)), rtol=1e-13, atol=1e-13)
+        assert hp.certify(model, hp.Plan(TP), numbers(rows, 4)).holds(1e-13)
+    inner = [c for c in hp.Plan(TP).derive(model, numbers(4, 4)).communications
+             if "from_first asks for it" in c.reason]  # fmt: skip
+    assert {(c.kind, c.phase) for c in inner} == {("broadcast", "forward"), ("reduce_scatter", "backward")}
 
 
 def test_code_that_differs_by_rank_between_collectives() -> None:

@@ -95,6 +95,11 @@ CODE = {
     "op": (region(lambda x: hp.all_reduce(x, "tp", "add")), "op of all_reduce in code: got 'add'"),
     "dim": (region(lambda x: hp.all_gather(x, "tp", 2)), "dim of all_gather in code: got 2"),
     "perm": (region(lambda x: hp.ppermute(x, "tp", [(0, 1), (1, 1)])), "perm of ppermute"),
+    "root": (region(lambda x: hp.broadcast(x, "tp", 2)), "root of broadcast in code: got 2.*below 2"),
+    "other roots": (
+        region(lambda x: hp.broadcast(x, "tp", hp.axis_index("tp"))),
+        "rank 0 calls broadcast.*while rank 1 calls broadcast",
+    ),
     "operand": (region(lambda x: hp.all_reduce(3.0, "tp")), "all_reduce in code: got 'float'"),
     "sizes": (region(lambda x: hp.all_reduce(x[hp.axis_index("tp") :], "tp")), "operand of all_reduce"),
     "maximum": (region(lambda x: hp.all_reduce(x, "tp", "max")), r"gradient through all_reduce.*detach"),

@@ -22,6 +22,7 @@ def test_alone_every_axis_has_size_one() -> None:
     def code(x: Tensor) -> Tensor:
         assert (hp.axis_index("tp"), hp.axis_size(("dp", "tp"))) == (0, 1)
         y = hp.all_reduce(x, "tp") + hp.all_gather(x, "tp") + hp.reduce_scatter(x, "tp", 1)
+        assert hp.broadcast(x, ("dp", "tp")) is x
         return y + hp.all_to_all(x, "tp", 0, 1) + hp.ppermute(x, "tp", 1) + hp.ppermute(x, "tp", [])
 
     x = numbers(3, 4)

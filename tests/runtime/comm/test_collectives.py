@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from hyperparallel.errors import RunError, UserError
+from hyperparallel.graph.collective_table import REDUCE_OPS, reduce_in_order
 from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.comm.collectives import wait
 from hyperparallel.runtime.comm.group import Group
 from hyperparallel.runtime.comm.groups import Groups
-from hyperparallel.runtime.exec.virtual import reduce_in_order
 from tests.ranks import run_ranks
 
 TRANSPORTS = ("messages", "auto")
@@ -64,7 +64,7 @@ def ops_of(dtype: torch.dtype) -> tuple[str, ...]:
         return ("max", "min")
     if dtype.is_complex:
         return ("sum", "avg")
-    return collectives.REDUCE_OPS if dtype.is_floating_point else ("sum", "max", "min", "prod")
+    return REDUCE_OPS if dtype.is_floating_point else ("sum", "max", "min", "prod")
 
 
 def expect(got: Tensor, want: Any, dtype: torch.dtype, what: object) -> None:
@@ -111,6 +111,14 @@ def exchanges(group: Group, dtype: torch.dtype) -> None:
             got = wait(collectives.all_to_all_start(parts[me], dim, sizes, to, joins, group))
             cuts = [np.split(array(p), np.cumsum(sizes)[:-1], dim)[me] for p in parts]
             expect(got, np.concatenate(cuts, to), dtype, (dim, to, sizes))
+    for root in range(n):
+        for shape in ((), (0, 3), (7,), (2, 3, 1)):
+            x = sample(dtype, shape if me == root else (me + 1, 2), me)
+            before = x.clone()
+            got = wait(collectives.broadcast_start(x, root, shape, group))
+            expect(got, array(sample(dtype, shape, root)), dtype, ("broadcast", root, shape))
+            got.zero_()
+            assert torch.equal(x, before), "the result has memory of its own, on the root too"
     ring = RINGS[n]
     got = wait(collectives.permute_start(sample(dtype, (2, 3), me), ring, (3, 2), group))
     source = next((s for s, t in ring if t == me), None)
@@ -158,9 +166,13 @@ def not_contiguous(rank: int, transport: str) -> None:
             lambda t: collectives.reduce_scatter_start(t, 1, [2, 4], "sum", group),
             lambda t: collectives.all_to_all_start(t, 0, [3, 1], 1, [6, 6], group),
             lambda t: collectives.permute_start(t, [(0, 1), (1, 0)], (4, 6), group),
+            lambda t: collectives.broadcast_start(t, 1, (4, 6), group),
         ):
             assert torch.equal(wait(start(x)), wait(start(dense)))
             assert torch.equal(x, before)
+        made = wait(collectives.broadcast_start(x, 1, (4, 6), group))
+        want = torch.arange(24.0).view(4, 6) + 1
+        assert torch.equal(made, want[:1].expand(4, 6) if kind == "expanded" else want)
     image = torch.arange(48.0).view(1, 3, 4, 4).to(memory_format=torch.channels_last)
     assert torch.equal(wait(collectives.all_reduce_start(image, "sum", group)), image * 2)
     pair = torch.tensor([[1.0, 9.0], [2.0, 9.0]])[:, 0] + torch.tensor([0.0, 1.0]) * rank
@@ -184,11 +196,14 @@ def outstanding(rank: int, transport: str) -> None:
     rest = [collectives.all_reduce_start(small + i, "sum", world) for i in range(30)]
     turned = collectives.all_gather_start(big, 0, [700_000] * 3, back)
     moved = collectives.permute_start(big, [(0, 1), (1, 2), (2, 0)], (700_000,), world)
+    shown = [collectives.broadcast_start(big, root, (700_000,), back) for root in (2, 0)]
     split = collectives.reduce_scatter_start(big, 0, [300_000, 0, 400_000], "sum", back)
     assert torch.equal(wait(moved), torch.arange(700_000.0) + (rank - 1) % 3)
     for i in reversed(range(30)):
         assert wait(rest[i]).tolist() == [3 + 3 * i] * 3
     assert torch.equal(wait(turned)[::700_000], torch.tensor([2.0, 1.0, 0.0]))
+    assert torch.equal(wait(shown[1]), torch.arange(700_000.0) + 2)
+    assert torch.equal(wait(shown[0]), torch.arange(700_000.0))
     total = 3 * torch.arange(700_000.0) + 3
     assert torch.equal(wait(first), total)
     cut = total.split([300_000, 0, 400_000])[back.index]
@@ -234,6 +249,7 @@ def test_a_group_of_one_hands_its_input_back() -> None:
     assert wait(collectives.all_gather_start(x, 1, [3], alone)) is x
     assert wait(collectives.reduce_scatter_start(x, 0, [2], "avg", alone)) is x
     assert wait(collectives.all_to_all_start(x, 0, [2], 1, [3], alone)) is x
+    assert wait(collectives.broadcast_start(x, 0, (2, 3), alone)) is x
     assert wait(collectives.permute_start(x, [(0, 0)], (6,), alone)).tolist() == list(range(6))
     assert wait(collectives.permute_start(x, [], (2,), alone)).tolist() == [0, 0]
 
@@ -249,6 +265,7 @@ def test_a_rank_outside_the_group_is_refused() -> None:
             lambda g: collectives.reduce_scatter_start(x, 0, [1, 1], "sum", g),
             lambda g: collectives.all_to_all_start(x, 0, [1, 1], 0, [1, 1], g),
             lambda g: collectives.permute_start(x, [(0, 1)], (2,), g),
+            lambda g: collectives.broadcast_start(x, 0, (2,), g),
         ):
             with pytest.raises(RunError, match=rf"rank {group.rank}: group 0-1 .*{reason}"):
                 start(group)
@@ -266,6 +283,9 @@ def test_a_rank_outside_the_group_is_refused() -> None:
         ("sizes", lambda x, g: collectives.reduce_scatter_start(x, 1, [2], "sum", g)),
         ("split_sizes", lambda x, g: collectives.all_to_all_start(x, 0, [1], 1, [3], g)),
         ("concat_sizes", lambda x, g: collectives.all_to_all_start(x, 0, [2], 1, [2], g)),
+        ("root: got 1", lambda x, g: collectives.broadcast_start(x, 1, (2, 3), g)),
+        ("root: got -1", lambda x, g: collectives.broadcast_start(x, -1, (2, 3), g)),
+        ("root_shape", lambda x, g: collectives.broadcast_start(x, 0, (3, 2), g)),
         ("sends", lambda x, g: collectives.permute_start(x, [(0, 0), (0, 0)], (2, 3), g)),
     ],
 )

@@ -39,10 +39,16 @@ def order_differs(rank: int, group: Group) -> None:
         call()
 
 
+def roots_differ(rank: int, group: Group) -> None:
+    wait(collectives.broadcast_start(torch.ones(2), rank, (2,), group))
+    wait(collectives.all_reduce_start(torch.ones(2), "sum", group))
+
+
 MISTAKES = (
     (sizes_differ, "shape differs", r"all_reduce of torch.float32 \({}"),
     (dtypes_differ, "dtype differs", "all_gather of torch.float"),
-    (order_differs, "op differs", "all_reduce of torch.float32"),
+    (roots_differ, "root differs", "broadcast of torch.float32"),
+    (order_differs, "collective differs", "all_reduce of torch.float32"),
 )
 
 
@@ -73,7 +79,7 @@ def test_shared_memory_notices_without_being_asked(calls: Calls, why: str, what:
     def both(rank: int) -> None:
         calls(rank, Groups.of_default().world)
 
-    with pytest.raises(RunError, match=r"made another collective.*it sent all_"):
+    with pytest.raises(RunError, match=r"made another collective.*it sent (all_|broad)"):
         run_ranks(2, both)
 
 
@@ -87,13 +93,14 @@ def test_checked_collectives_still_work(monkeypatch: pytest.MonkeyPatch) -> None
         wait(collectives.all_gather_start(x[: 1 + rank], 0, [1, 2], group))
         wait(collectives.reduce_scatter_start(x, 1, [1, 2], "sum", group))
         wait(collectives.all_to_all_start(x, 1, [1, 2], 0, [2, 2], group))
+        wait(collectives.broadcast_start(x[rank:], 1, (1, 3), group))
         wait(collectives.permute_start(x, [(0, 1)], (3, 2) if rank else (0,), group))
 
     run_ranks(2, all_kinds)
 
 
 def call(**changes: Any) -> dict[str, Any]:
-    return {"op": "all_to_all", "dtype": "torch.int64", "shape": [4, 6], **changes}
+    return {"collective": "all_to_all", "dtype": "torch.int64", "shape": [4, 6], **changes}
 
 
 @pytest.mark.fake
@@ -103,9 +110,13 @@ def test_sizes_of_an_exchange_must_fit_pairwise() -> None:
     assert disagreement([sender, receiver | {"concat_sizes": [6, 5]}]) == ""
     wrong = disagreement([sender, receiver | {"concat_sizes": [5, 5]}])
     assert wrong == "member 1 expects another size than member 0 sends"
-    gather = call(op="all_gather", dim=0, sizes=[4, 2])
+    gather = call(collective="all_gather", dim=0, sizes=[4, 2])
     assert disagreement([gather, gather | {"shape": [2, 6]}]) == ""
     assert disagreement([gather, gather | {"shape": [2, 5]}]) == "shape differs"
-    moves = call(op="permute", sends=[[0, 1]], recv_shape=[0])
+    shown = call(collective="broadcast", root=1, root_shape=[4, 5])
+    assert disagreement([shown, shown | {"shape": [4, 5]}]) == ""
+    assert disagreement([shown | {"shape": [4, 5]}, shown]) == "root_shape is not the shape of the root's"
+    assert disagreement([shown, shown | {"shape": [4, 5], "root": 0}]) == "root differs"
+    moves = call(collective="permute", sends=[[0, 1]], recv_shape=[0])
     assert disagreement([moves, moves | {"recv_shape": [24]}]) == ""
     assert "expects another size" in disagreement([moves, moves | {"recv_shape": [23]}])

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, fx
 
 from hyperparallel.errors import RunError, UserError
+from hyperparallel.graph.collective_table import reduce_in_order
 from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.comm.groups import Groups
-from hyperparallel.runtime.exec.virtual import Lockstep, reduce_in_order, run_virtual
+from hyperparallel.runtime.exec.virtual import Lockstep, run_virtual
 from tests.ranks import run_ranks
 
 SIZES = {2: [3, 2], 3: [3, 0, 2]}
@@ -39,8 +40,9 @@ def program(groups: Groups) -> fx.GraphModule:
     )
     ring = [(i, (i + 1) % n) for i in range(n)]
     turned = collective(collectives.permute_start, total, ring, (4, 5), world)
+    shown = collective(collectives.broadcast_start, piece, n - 1, (sizes[n - 1], 4), world)
     back = collective(collectives.all_gather_start, total, 1, [4, 4], pair) if n == 2 else total
-    graph.output((total, {"piece": piece, "whole": [whole]}, swapped, turned, back))
+    graph.output((total, {"piece": piece, "whole": [whole]}, swapped, turned, shown, back))
     return fx.GraphModule(torch.nn.Module(), graph)
 
 

@@ -11,7 +11,16 @@ from torch import nn
 import hyperparallel as hp
 from hyperparallel.graph.region.segments import Segment
 from hyperparallel.runtime.exec.inductor import Stretch
-from tests.graph.region.regions import HEADS, Mlp, Stack, pending_mlp, reduced_mlp, ring_attention
+from tests.graph.region.regions import (
+    HEADS,
+    FromFirst,
+    Mlp,
+    Stack,
+    less_first,
+    pending_mlp,
+    reduced_mlp,
+    ring_attention,
+)
 from tests.runtime.module.dense import assert_close, assert_same_grads, on_ranks, whole
 from tests.runtime.module.small import made, numbers
 
@@ -65,6 +74,23 @@ def test_an_mlp_by_hand_on_four_ranks_with_an_uneven_batch() -> None:
                 got.backward()
                 true.backward()
                 assert_same_grads(model, plain)
+
+    on_ranks(4, check)
+
+
+@pytest.mark.parametrize("transport", ["auto", "messages"])
+def test_a_row_of_one_rank_on_four_ranks(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rank has no row of five; the root's gradient is the sum of all ranks'."""
+    monkeypatch.setenv("HYPERPARALLEL_TRANSPORT", transport)
+
+    def check() -> None:
+        for rows in (4, 5):
+            model, plain = pair(FromFirst, less_first, hp.Plan(TP), numbers(rows, 4))
+            got, true = model(numbers(rows, 4)), plain(numbers(rows, 4))
+            assert_close(got, true)
+            got.backward()
+            true.backward()
+            assert_same_grads(model, plain)
 
     on_ranks(4, check)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperparallel.errors import PlanError, UserError
+from hyperparallel.graph import collective_table
 from hyperparallel.graph.build import build
 from hyperparallel.graph.capture.precision import computing
 from hyperparallel.graph.derive import derived
@@ -57,13 +58,13 @@ def in_bfloat16(model: nn.Module, batch: dict[str, Tensor]) -> tuple[nn.Module, 
 def reduced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.dtype, str]]:
     """What virtual ranks reduce while the test runs: dtype and operation of every reduction."""
     seen: list[tuple[torch.dtype, str]] = []
-    reduce = virtual.reduce_in_order
+    reduce = collective_table.reduce_in_order
 
     def watched(tensors: Any, op: str) -> Tensor:
         seen.append((tensors[0].dtype, op))
         return reduce(tensors, op)
 
-    monkeypatch.setattr(virtual, "reduce_in_order", watched)
+    monkeypatch.setattr(collective_table, "reduce_in_order", watched)
     return seen
 
 
@@ -129,7 +130,7 @@ def test_reducing_in_bfloat16_is_measurably_worse(
     true = true_gradients(model, batch)
     alone = error(dense_gradients(model, batch, "bfloat16"), true)
     errors = []
-    monkeypatch.setattr(virtual, "reduce_in_order", ring)
+    monkeypatch.setattr(collective_table, "reduce_in_order", ring)
     for chosen in (plan, replace(plan, reduce="bfloat16")):
         built = build(model, chosen, (), batch, loss="loss")
         errors.append(error(sharded_gradients(built, model, batch), true))

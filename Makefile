@@ -58,7 +58,7 @@ types: $(VENV)/checks  ## mypy, strict
 imports: $(VENV)/runs  ## imports go one way
 	$(BIN)/python -m checks.imports
 
-size: $(VENV)/runs  ## lines per package, files over 400 lines
+size: $(VENV)/runs  ## files per folder (at most 16), lines per package, files over 400 lines, long names
 	$(BIN)/python -m checks.size
 
 predict-demo: $(VENV)/runs  ## describe this machine, predict the demo's step and others, run and compare them

@@ -20,6 +20,6 @@ def doctor(
     ] = 4,
 ) -> None:
     """Say what this machine has and what would work; exit status 1 if training would not."""
-    from hyperparallel.cli.diagnosis import diagnose
+    from hyperparallel.cli.doctor.diagnosis import diagnose
 
     diagnose(calibrate, ranks)

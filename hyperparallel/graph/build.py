@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from hyperparallel.cluster import Rates
@@ -90,6 +91,7 @@ def build(
     whole_outputs: bool = False,
     micro_batches: int = 1,
     rates: Rates | None = None,
+    device: torch.device | None = None,
     joint_passes: Sequence[JointPass] = JOINT_PASSES,
     rank_passes: Sequence[RankPass] = RANK_PASSES,
 ) -> Built:
@@ -98,7 +100,7 @@ def build(
     loss: the one result to keep and to differentiate ("" finds it: the one called "loss", or the only
     one); None keeps all results, and differentiates `grad_outputs` (by default "loss" where there is one,
     else all). whole_outputs: those results end whole on every rank. micro_batches: how often the program
-    runs before gradients are reduced. train, as_is: see `capture`.
+    runs before gradients are reduced. train, as_is, device: see `capture`.
     Raises `CaptureError` where the module cannot be captured, `PlanError`/`LayoutError` for a plan that
     does not fit it.
     """
@@ -112,6 +114,7 @@ def build(
         grad_outputs=roots,
         compute=plan.compute,
         mesh=plan.mesh,
+        device=device,
     )
     if loss is not None:
         keep_outputs(captured, (loss or loss_of(captured),))

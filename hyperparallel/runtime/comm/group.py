@@ -15,6 +15,17 @@ import torch.distributed as dist
 
 from hyperparallel.errors import RunError, UserError
 
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""By the device of a rank's tensors, what its process groups are made of."""
+
+
+def job_device() -> str:
+    """"cuda" where the job's tensors are on CUDA devices: its default process group has NCCL; else "cpu".
+
+    Not what the machine has: a job over gloo alone runs on CPU beside any number of devices.
+    """
+    return "cuda" if "cuda:nccl" in dist.get_backend_config() else "cpu"
+
 
 class PeerLost(RunError):
     """A collective that failed because another rank went away; the cause is that rank's failure."""

@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from hyperparallel.errors import UserError
-from hyperparallel.runtime.comm.group import Group
+from hyperparallel.runtime.comm.group import BACKENDS, Group, job_device
 from hyperparallel.runtime.comm.transport import connect
 
 __all__ = ["DEFAULT_TIMEOUT", "Group", "Groups"]
@@ -110,7 +109,7 @@ class Groups:
         if self._connected and group.size > 1:
             made = dist.group.WORLD
             if name != "world":
-                backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+                backend = BACKENDS[job_device()]
                 made = dist.new_group(
                     list(ranks), timeout=self.timeout, backend=backend, sort_ranks=False
                 )

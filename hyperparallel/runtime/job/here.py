@@ -11,6 +11,7 @@ import torch.distributed as dist
 from hyperparallel.errors import PlanError
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.layout import Mesh
+from hyperparallel.runtime.comm.group import job_device
 from hyperparallel.runtime.comm.groups import Groups
 from hyperparallel.runtime.exec.codegen import Bind
 
@@ -38,7 +39,7 @@ class Here:
             )
         rank = dist.get_rank() if joined else 0
         device = torch.device("cpu")
-        if torch.cuda.is_available():
+        if (job_device() == "cuda") if joined else torch.cuda.is_available():
             device = torch.device("cuda", torch.cuda.current_device())
         if groups is None:
             groups = Groups.of_default() if joined else Groups(0, 1)

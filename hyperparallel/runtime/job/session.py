@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from hyperparallel.errors import UserError
 from hyperparallel.runtime import host
+from hyperparallel.runtime.comm.group import BACKENDS
 from hyperparallel.runtime.comm.groups import DEFAULT_TIMEOUT, Groups
 
 # Private module, checked on torch 2.13: where the types of the stores are declared.
@@ -106,16 +107,11 @@ def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Itera
     timeout: how long joining, or any one collective, may take before it is an error. On CPUs the process
     keeps its freed memory from then on (`host.keep_freed_memory`).
     """
-    device = torch.device("cpu")
-    backend = "gloo"
-    if torch.cuda.is_available():
-        device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        backend = "cpu:gloo,cuda:nccl"
-    else:
+    device = _own_device(ranks.local_rank)
+    if device.type == "cpu":
         host.keep_freed_memory()
     dist.init_process_group(
-        backend,
+        BACKENDS[device.type],
         store=_meet(ranks, timeout),
         rank=ranks.rank,
         world_size=ranks.world_size,
@@ -129,6 +125,19 @@ def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Itera
         groups.close()  # not after an error: it waits for collectives under way, and a peer may be gone
     finally:
         dist.destroy_process_group()
+
+
+def _own_device(local_rank: int) -> torch.device:
+    """The CUDA device of this rank, made the current one, or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:  # NCCL refuses two ranks on one device
+        given = f"local rank {local_rank} on a machine with {count} CUDA devices"
+        raise UserError("ranks", given, f"at most {count}", "CUDA_VISIBLE_DEVICES= in front, to run on CPU")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 def _meet(ranks: Ranks, timeout: timedelta) -> Store:

@@ -164,7 +164,8 @@ class ParallelState:
         self, model: nn.Module, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], **more: Any
     ) -> Built:
         """Capture a plain model and decide."""
-        return build(model, plan, args, kwargs, grad_outputs=self.grad_outputs, whole_outputs=True, **more)
+        roots, device = self.grad_outputs, self.here.device
+        return build(model, plan, args, kwargs, grad_outputs=roots, whole_outputs=True, device=device, **more)
 
     def add(self, kind: Any, built: Built) -> None:
         """Compile this rank's program for one kind of call."""

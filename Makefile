@@ -4,6 +4,7 @@
 PYTHON ?= python3
 PIP_FLAGS ?=
 TESTS ?=
+WORKERS ?= 2
 TABLES ?= ../shared/tables
 
 VENV := .venv
@@ -40,8 +41,8 @@ $(VENV)/checks: pyproject.toml | $(VENV)/made
 demo: $(VENV)/runs  ## train a small Llama on 4 local ranks and check it against one device
 	$(BIN)/hyperparallel train llama_demo --devices 4 --mesh dp=2,tp=2 --check
 
-test: $(VENV)/tests  ## all tests but the slow ones; TESTS=path narrows
-	$(BIN)/python -m pytest -q -m "not slow" $(TESTS)
+test: $(VENV)/tests  ## all tests but the slow ones, by two workers; TESTS=path narrows, WORKERS=0 for one process
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not gpu" $(TESTS)
 
 test-slow: $(VENV)/tests  ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow $(TESTS)
@@ -58,7 +59,7 @@ types: $(VENV)/checks  ## mypy, strict
 imports: $(VENV)/runs  ## imports go one way
 	$(BIN)/python -m checks.imports
 
-size: $(VENV)/runs  ## lines per package, files over 400 lines
+size: $(VENV)/runs  ## files per folder (at most 16), lines per package, files over 400 lines, long names
 	$(BIN)/python -m checks.size
 
 predict-demo: $(VENV)/runs  ## describe this machine, predict the demo's step and others, run and compare them

@@ -9,7 +9,7 @@ from typing import Any
 from hyperparallel.runtime.job.launch import launch
 
 
-def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
+def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 180) -> list[Any]:
     """`[fn(rank, *args) for every rank]`, each in its own process in the default process group.
 
     One thread a rank, so ranks are forked and `fn` may be a closure. The registry of groups in a

@@ -39,6 +39,7 @@ def test_public_names_are_listed_and_unknown_ones_refused() -> None:
         hyperparallel.Layouts  # noqa: B018
 
 
+@pytest.mark.alone
 def test_help_starts_under_a_second(tmp_path: Path) -> None:
     seconds = []
     for _ in range(4):  # the first compiles; then the best of three, as a busy machine slows single runs

@@ -1,1 +1,1 @@
-"""The command line: `hyperparallel train | plan | show | doctor`, one file per command."""
+"""The command line: `hyperparallel train | plan | sweep | show | compare | doctor`, one file per command."""

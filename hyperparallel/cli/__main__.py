@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from hyperparallel.cli.compare import compare
-from hyperparallel.cli.doctor import doctor
+from hyperparallel.cli.doctor.doctor import doctor
 from hyperparallel.cli.plan import plan
 from hyperparallel.cli.show import show
 from hyperparallel.cli.sweep import sweep

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from hyperparallel.cluster import Rates
@@ -88,6 +89,7 @@ def build(
     micro_batches: int = 1,
     later: bool = False,
     rates: Rates | None = None,
+    device: torch.device | None = None,
     joint_passes: Sequence[JointPass] = (),
     rank_passes: Sequence[RankPass] = RANK_PASSES,
 ) -> Built:
@@ -96,13 +98,14 @@ def build(
     loss: the one result to keep and to differentiate ("" finds it: the one called "loss", or the only
     one); None keeps all results, and differentiates `grad_outputs` (by default "loss" where there is one,
     else all). whole_outputs: those results end whole on every rank. micro_batches: how often the program
-    runs before gradients are reduced. train, as_is: see `capture`. later: see `decide`.
+    runs before gradients are reduced. train, as_is, device: see `capture`. later: see `decide`.
     Raises `CaptureError` where the module cannot be captured, `PlanError`/`LayoutError` for a plan that
     does not fit it.
     """
     captured = captured_model(
         module, plan, args, kwargs,
-        train=train, as_is=as_is, loss=loss, grad_outputs=grad_outputs, joint_passes=joint_passes,
+        train=train, as_is=as_is, loss=loss, grad_outputs=grad_outputs, device=device,
+        joint_passes=joint_passes,
     )  # fmt: skip
     roots = (loss,) if loss else grad_outputs
     if roots is None:
@@ -125,6 +128,7 @@ def captured_model(
     as_is: bool = False,
     loss: str | None = None,
     grad_outputs: Sequence[str] | None = None,
+    device: torch.device | None = None,
     joint_passes: Sequence[JointPass] = (),
 ) -> Captured:
     """The joint graph of a module after the passes over it; see `build` for the arguments.
@@ -140,6 +144,7 @@ def captured_model(
         grad_outputs=(loss,) if loss else grad_outputs,
         compute=plan.compute,
         mesh=plan.mesh,
+        device=device,
     )
     if loss is not None:
         keep_outputs(captured, (loss or loss_of(captured),))

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from hyperparallel.runtime.checkpoint.checkpointer import Checkpointer
+from tests.cli.forked import ROOT, run_forked
 
 pytestmark = pytest.mark.procs
-ROOT = Path(__file__).resolve().parents[2]
 TINY = "tests.cli.tiny:tiny"
 
 
@@ -33,21 +33,15 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return os.environ | {"XDG_CACHE_HOME": cache, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-def _command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "hyperparallel", "train", *words]
-
-
-def _run(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
+def _train(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return run_forked(["train", *words], environment)
 
 
 def test_losses_equal_one_device_and_files_are_written(
     text: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     words = [TINY, "--mesh", "dp=2,tp=2", "--data", str(text), "--run-folder", str(tmp_path)]
-    done = _run(environment, *_command(*words, "--check", "dtype=float64"))
+    done = _train(environment, *words, "--check", "dtype=float64")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "check passed: 4 steps" in done.stdout
     assert "model.layers.*.mlp.up_proj.weight [x2]" in done.stdout
@@ -61,14 +55,13 @@ def test_one_step_is_traced(text: Path, environment: dict[str, str], tmp_path: P
     """The file has both ranks' spans, and compare reads it (a step is predicted well by itself)."""
     trace = tmp_path / "step.json"
     words = [TINY, "--mesh", "tp=2", "--data", str(text), "--run-folder", str(tmp_path / "run")]
-    done = _run(environment, *_command(*words, "--trace", str(trace)))
+    done = _train(environment, *words, "--trace", str(trace))
     assert done.returncode == 0, done.stdout + done.stderr
     events = json.loads(trace.read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert {event["pid"] for event in spans} == {0, 1}
     assert {"matmul", "all_reduce", "wait", "clip", "update"} <= {event["cat"] for event in spans}
-    command = [sys.executable, "-m", "hyperparallel", "compare", str(trace), str(trace), "--within", "0.01"]
-    compared = _run(environment, *command)
+    compared = run_forked(["compare", str(trace), str(trace), "--within", "0.01"], environment)
     assert compared.returncode == 0 and "same order of actions" in compared.stdout
 
 
@@ -77,7 +70,7 @@ def test_mixed_precision_is_checked_against_one_device(
 ) -> None:
     """And its checkpoints hold float32."""
     words = [TINY, "--mesh", "fsdp=2,tp=2", "--data", str(text), "--run-folder", str(tmp_path)]
-    done = _run(environment, *_command(*words, "--compute", "bfloat16", "--check", "checkpoint_every=4"))
+    done = _train(environment, *words, "--compute", "bfloat16", "--check", "checkpoint_every=4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "check passed: 4 steps" in done.stdout and "(allowed 2e-02)" in done.stdout
     assert "computed in bfloat16; parameters and their gradients keep their dtype" in done.stdout
@@ -95,7 +88,7 @@ def test_mixed_precision_is_checked_against_one_device(
 def test_other_computes_are_refused_in_one_line(
     words: list[str], text: Path, environment: dict[str, str]
 ) -> None:
-    done = _run(environment, *_command(TINY, "--mesh", "dp=2", "--data", str(text), *words))
+    done = _train(environment, TINY, "--mesh", "dp=2", "--data", str(text), *words)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "compute: got" in done.stderr, done.stderr
 
@@ -103,25 +96,27 @@ def test_other_computes_are_refused_in_one_line(
 def test_an_old_run_folder_is_resumed(text: Path, environment: dict[str, str], tmp_path: Path) -> None:
     words = [TINY, "--mesh", "dp=2", "--data", str(text), "--run-folder", str(tmp_path)]
     words += ["checkpoint_every=2", "schedule=constant"]
-    first = _run(environment, *_command(*words, "--steps", "2"))
+    first = _train(environment, *words, "--steps", "2")
     assert first.returncode == 0, first.stderr
-    second = _run(environment, *_command(*words, "--steps", "4", "--check"))
+    second = _train(environment, *words, "--steps", "4", "--check")
     assert second.returncode == 0, second.stderr
     assert "steps 3 to 4" in second.stdout and "check left out" in second.stdout
 
 
 def test_ranks_of_torchrun_are_used(text: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    torchrun += ["--nproc-per-node", "2", "-m", "hyperparallel"]
-    words = ["train", TINY, "--mesh", "dp=2", "--data", str(text), "--run-folder", str(tmp_path)]
-    done = _run(environment, *torchrun, *words)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "hyperparallel"]
+    command += ["train", TINY, "--mesh", "dp=2", "--data", str(text), "--run-folder", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("steps 1 to 4") == 1  # rank 0 alone talks
 
 
 def test_a_failing_rank_is_reported(text: Path, environment: dict[str, str]) -> None:
     words = ["tests.cli.tiny:failing", "--mesh", "dp=2", "--data", str(text)]
-    done = _run(environment, *_command(*words, f"run_folder={text.parent / 'failing'}"))
+    done = _train(environment, *words, f"run_folder={text.parent / 'failing'}")
     assert done.returncode == 1
     assert "run failed:" in done.stderr and "this model is broken" in done.stderr
 
@@ -132,8 +127,8 @@ def endless(text: Path, environment: dict[str, str], tmp_path: Path) -> Iterator
     words = [TINY, "--mesh", "dp=2", "--data", str(text), "--run-folder", str(tmp_path)]
     words += ["--steps", "1000000"]
     with subprocess.Popen(
-        _command(*words), cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.DEVNULL, start_new_session=True,
+        [sys.executable, "-m", "hyperparallel", "train", *words], cwd=ROOT, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert any(line.startswith("step ") for line in process.stdout)

@@ -52,7 +52,7 @@ def run(rank: int, calls: int, path: Path) -> None:
 )
 def test_the_median_of_five_calls_is_written(calls: int, chosen: int, said: str, tmp_path: Path) -> None:
     path = tmp_path / "step.json"
-    run_ranks(2, run, calls, path, timeout=100)
+    run_ranks(2, run, calls, path)
     whole = read_trace(path)
     assert {span.name for span in whole.spans} == {f"call {chosen}"} and whole.ranks == (0, 1)
     assert whole.facts["call"] == said

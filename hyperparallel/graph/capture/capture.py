@@ -121,6 +121,7 @@ def capture(
     shorten: bool = True,
     compute: str | None = None,
     mesh: Mesh | None = None,
+    device: torch.device | None = None,
 ) -> Captured:
     """Capture `module(*args, **kwargs)` as one joint graph, tidied and with constant masks folded.
 
@@ -130,8 +131,9 @@ def capture(
     outputs that gradients come from (if None: "loss" where there is one, else all differentiable
     ones). `strict` forces one tracing route. With `shorten`, a deep stack of equal blocks is traced
     with four of them and the rest copied, if nothing speaks against it. compute: mixed precision, see
-    `precision.py`. mesh: what the layouts of the module's regions (`region/`) stand on. Raises
-    `CaptureError` naming the line that stopped it.
+    `precision.py`. mesh: what the layouts of the module's regions (`region/`) stand on. device: where
+    the program will run, by default where the batch is: a graph names devices and has ops that only
+    one kind of device computes. Raises `CaptureError` naming the line that stopped it.
 
     >>> found = capture(nn.Linear(2, 3), (torch.zeros(4, 2),))
     >>> found.params, list(found.inputs), list(found.outputs), list(found.grads)
@@ -139,7 +141,8 @@ def capture(
     """
     check_compute(compute, named_tensors(module)[0])
     call, leaves = call_tree(module, args, kwargs or {})
-    task = _Task(module, call, leaves, train, as_is, grad_outputs, find_stacks(module), compute, mesh)
+    stacks = find_stacks(module)
+    task = _Task(module, call, leaves, train, as_is, grad_outputs, stacks, compute, mesh, device)
     reductions = [r for r in map(reduce_stack, task.stacks) if r is not None]
     if shorten and reductions and not strict:
         with contextlib.suppress(NotUniform, CaptureError):
@@ -160,6 +163,7 @@ class _Task:
     stacks: list[Stack]
     compute: str | None = None
     mesh: Mesh | None = None
+    device: torch.device | None = None
 
     def run(self, strict: bool | None, reductions: list[Reduction]) -> Captured:
         watches = [Watch(reduction) for reduction in reductions]
@@ -195,15 +199,15 @@ class _Task:
         )
 
     def _trace(self, strict: bool | None, watches: list[Watch], regions: Tracing) -> Trace:
-        device = batch_device(self.leaves)
+        device, all_moved = self.device or batch_device(self.leaves), self.device is not None
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         memo = {key: twin for watch in watches for key, twin in watch.stand_ins().items()}
-        twin = skeleton(self.module, mode, device, memo)
+        twin = skeleton(self.module, mode, device, all_moved, memo)
         if not self.as_is and not (self.train and self.module.training):
             twin.train(self.train)
         for watch in watches:
             watch.attach(twin.get_submodule(watch.reduction.stack.name))
-        fakes = [fake_tensor(mode, leaf, device) for leaf in self.leaves]
+        fakes = [fake_tensor(mode, leaf, device, all_moved) for leaf in self.leaves]
         wanted = self.grad_outputs
         return trace(
             twin,

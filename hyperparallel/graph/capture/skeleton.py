@@ -18,9 +18,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode  # checked on torch 2.13
 
 
-def fake_tensor(mode: FakeTensorMode, x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A fake of `x` (shape, stride, dtype, requires_grad), moved to `device` if `x` is on meta."""
-    where = device if x.device.type == "meta" else x.device
+def fake_tensor(mode: FakeTensorMode, x: torch.Tensor, device: torch.device, all_moved: bool) -> torch.Tensor:
+    """A fake of `x` (shape, stride, dtype, requires_grad), on `device` if `x` is on meta or `all_moved`."""
+    where = device if all_moved or x.device.type == "meta" else x.device
     with mode:
         fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=where)
         if isinstance(x, nn.Parameter):
@@ -40,14 +40,18 @@ def skeleton(
     module: nn.Module,
     mode: FakeTensorMode,
     device: torch.device,
+    all_moved: bool = False,
     stand_ins: Mapping[int, nn.Module] | None = None,
 ) -> nn.Module:
-    """Copy `module` with fake tensors; `stand_ins` replaces parts, by the id of the part."""
+    """Copy `module` with fake tensors; `stand_ins` replaces parts, by the id of the part.
+
+    device: where tensors on meta, or with `all_moved` all tensors, are.
+    """
     memo: dict[int, Any] = dict(stand_ins or {})
     for part in list(_walk(module, memo)):
         for x in (*part._parameters.values(), *part._buffers.values()):
             if x is not None and id(x) not in memo:
-                memo[id(x)] = fake_tensor(mode, x, device)
+                memo[id(x)] = fake_tensor(mode, x, device, all_moved)
     twin = copy.deepcopy(module, memo)
     for part in twin.modules():
         config = getattr(part, "config", None)

@@ -17,6 +17,16 @@ from hyperparallel.errors import RunError, UserError
 
 Bind = Callable[[tuple[str, ...]], Any]
 """From mesh axes to this rank's group along them: a `Group`, or what stands for one on virtual ranks."""
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""By the device of a rank's tensors, what its process groups are made of."""
+
+
+def job_device() -> str:
+    """"cuda" where the job's tensors are on CUDA devices: its default process group has NCCL; else "cpu".
+
+    Not what the machine has: a job over gloo alone runs on CPU beside any number of devices.
+    """
+    return "cuda" if "cuda:nccl" in dist.get_backend_config() else "cpu"
 
 
 class PeerLost(RunError):

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from hyperparallel.errors import UserError
-from hyperparallel.runtime.comm.group import Group
+from hyperparallel.runtime.comm.group import BACKENDS, Group, job_device
 from hyperparallel.runtime.comm.meeting import meet
 from hyperparallel.runtime.comm.transport import connect
 
@@ -157,7 +156,7 @@ def new_process_group(ranks: Sequence[int], timeout: timedelta = DEFAULT_TIMEOUT
     rank, store = dist.get_rank(), _get_default_store()
     label = "-".join(map(str, ranks))
     name = f"hyperparallel {label} #{store.add(f'process_group/{label}/{rank}', 1)}"
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else dist.get_backend()
+    backend = BACKENDS[job_device()]
     made: dist.ProcessGroup
     made, _ = _new_process_group_helper(
         len(ranks), ranks.index(rank), list(ranks), backend, store, GroupName(name), timeout=timeout

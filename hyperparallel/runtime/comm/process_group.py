@@ -237,9 +237,16 @@ class ProcessGroupTransport:
 
     def _exchange(self, sends: dict[int, Tensor], recvs: dict[int, Tensor]) -> list[Any]:
         """Point-to-point messages by member; empty ones are skipped on both sides."""
-        works = [self.handle.recv([b], peer, 0) for peer, b in recvs.items() if b.numel()]
-        works += [self.handle.send([b], peer, 0) for peer, b in sends.items() if b.numel()]
-        return works
+        recvs = {peer: b for peer, b in recvs.items() if b.numel()}
+        sends = {peer: b for peer, b in sends.items() if b.numel()}
+        device = next((b.device for b in (*recvs.values(), *sends.values()) if b.is_cuda), None)
+        if device is not None:
+            # NCCL runs the messages of a pair one by one: two members that receive first would wait for
+            # each other for ever, unless all messages start as one (private names, checked on torch 2.13).
+            self.handle._start_coalescing(device)
+        works = [self.handle.recv([b], peer, 0) for peer, b in recvs.items()]
+        works += [self.handle.send([b], peer, 0) for peer, b in sends.items()]
+        return works if device is None else [self.handle._end_coalescing(device)]
 
 
 Finish = Callable[[Tensor], Tensor]

@@ -15,9 +15,10 @@ from typing import cast
 import torch
 
 from hyperparallel.errors import UserError
+from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.comm.collectives import Transport
 from hyperparallel.runtime.comm.debug import CheckedTransport
-from hyperparallel.runtime.comm.group import Group
+from hyperparallel.runtime.comm.group import Group, job_device
 from hyperparallel.runtime.comm.process_group import ProcessGroupTransport
 from hyperparallel.runtime.comm.settings import VARIABLES, read_settings
 from hyperparallel.runtime.comm.shm import SharedMemoryTransport, open_shared
@@ -36,7 +37,10 @@ def connect(group: Group, timeout: timedelta, kind: str = "auto") -> Transport:
     if kind not in VARIABLES["HYPERPARALLEL_TRANSPORT"]:
         raise UserError("kind", kind, " or ".join(VARIABLES["HYPERPARALLEL_TRANSPORT"]))
     transport: Transport = ProcessGroupTransport(group)
-    if kind == "auto" and not torch.cuda.is_available():
+    if job_device() == "cuda":
+        # NCCL connects in the first collective, which may be a permute that a member has no part in.
+        collectives.wait(transport.all_reduce(torch.zeros(1, device="cuda"), "sum"))
+    elif kind == "auto":
         shared = open_shared(group)
         if isinstance(shared, str):
             level = logging.WARNING if group.index == 0 else logging.DEBUG

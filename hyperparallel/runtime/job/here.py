@@ -16,7 +16,7 @@ from hyperparallel.errors import PlanError
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.layout import Mesh
 from hyperparallel.runtime.comm import collectives
-from hyperparallel.runtime.comm.group import Bind, Group
+from hyperparallel.runtime.comm.group import Bind, Group, job_device
 from hyperparallel.runtime.comm.groups import Groups
 
 
@@ -45,7 +45,7 @@ class Here:
             instead = f"a mesh with ranks=(..., {rank}), or `if rank in mesh.ranks:` around the call"
             raise PlanError("mesh", str(mesh), rest, instead)
         device = torch.device("cpu")
-        if torch.cuda.is_available():
+        if (job_device() == "cuda") if joined else torch.cuda.is_available():
             device = torch.device("cuda", torch.cuda.current_device())
         if groups is None:
             groups = Groups.of_default() if joined else Groups(0, 1)

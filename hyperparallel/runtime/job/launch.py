@@ -1,9 +1,9 @@
 """Launch: start local ranks, watch them, and end all of them as soon as one fails.
 
 Ranks are forked from this process where that is safe (0.1 s for 4 ranks; spawning takes 8-13 s),
-else from a fork server that has imported torch. Fork is unsafe once CUDA is initialised here, and
-for ranks with several threads: libgomp's pool does not survive a fork and the first parallel loop
-would hang.
+else from a fork server that has imported torch; then `fn` and its arguments are pickled. Fork is unsafe
+where ranks use CUDA, whose driver whatever has asked for a device has initialised here, and for ranks with
+several threads: libgomp's pool does not survive a fork and the first parallel loop would hang.
 
 The launcher waits on every rank's pipe and exit at once. The first failure ends the job; among
 failures that arrive together, one that merely saw a peer go away is not the first. Ranks that are
@@ -232,7 +232,8 @@ def _error(failures: list[Failure], silent: Sequence[str] = ()) -> RunError:
 
 
 def _start_context(threads: int) -> Any:
-    if threads == 1 and not torch.cuda.is_initialized():
+    # Counted by NVML; `is_available` would initialise CUDA's driver here, and no forked rank could use it.
+    if threads == 1 and torch.cuda.device_count() == 0:
         return multiprocessing.get_context("fork")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([work.__module__])

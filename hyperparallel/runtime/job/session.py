@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from hyperparallel.errors import UserError
 from hyperparallel.runtime import host
+from hyperparallel.runtime.comm.group import BACKENDS
 from hyperparallel.runtime.comm.groups import DEFAULT_TIMEOUT, Groups
 from hyperparallel.runtime.comm.settings import read_settings
 
@@ -117,16 +118,11 @@ def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Itera
     keeps its freed memory from then on (`host.keep_freed_memory`).
     """
     read_settings()  # a mistake there ends the job before it meets
-    device = torch.device("cpu")
-    backend = "gloo"
-    if torch.cuda.is_available():
-        device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        backend = "cpu:gloo,cuda:nccl"
-    else:
+    device = _own_device(ranks.local_rank)
+    if device.type == "cpu":
         host.keep_freed_memory()
     dist.init_process_group(
-        backend,
+        BACKENDS[device.type],
         store=_meet(ranks, timeout),
         rank=ranks.rank,
         world_size=ranks.world_size,
@@ -141,6 +137,19 @@ def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Itera
         groups.close()  # not after an error: it waits for collectives under way, and a peer may be gone
     finally:
         dist.destroy_process_group()
+
+
+def _own_device(local_rank: int) -> torch.device:
+    """The CUDA device of this rank, made the current one, or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:  # NCCL refuses two ranks on one device
+        given = f"local rank {local_rank} on a machine with {count} CUDA devices"
+        raise UserError("ranks", given, f"at most {count}", "CUDA_VISIBLE_DEVICES= in front, to run on CPU")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 def _meet(ranks: Ranks, timeout: timedelta) -> Store:

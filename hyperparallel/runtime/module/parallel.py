@@ -169,7 +169,10 @@ class ParallelState:
         self, model: nn.Module, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], **more: Any
     ) -> tuple[Built, RankProgram]:
         """Capture a plain model, decide, and write this rank's program; the mesh's ranks agree on it."""
-        built = build(model, plan, args, kwargs, grad_outputs=self.grad_outputs, whole_outputs=True, **more)
+        roots, device = self.grad_outputs, self.here.device
+        built = build(
+            model, plan, args, kwargs, grad_outputs=roots, whole_outputs=True, device=device, **more
+        )
         program = built.rank_program(self.here.rank, joint=False)
         agree(self.here, decisions(built, program, {"compile": self.compile}), "the program of a call")
         return built, program

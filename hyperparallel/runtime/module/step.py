@@ -163,8 +163,9 @@ class TrainStep:
 
     def _build(self, model: nn.Module, batch: Any, plan: Plan, later: bool = False) -> JointProgram:
         args, kwargs = call_of(batch)
+        device, parts = self.here.device, self.accumulate
         built = build(
-            model, plan, args, kwargs, loss=self.loss, micro_batches=self.accumulate, later=later
+            model, plan, args, kwargs, loss=self.loss, micro_batches=parts, later=later, device=device
         )
         (found,) = (built.workload.values[value] for value in built.workload.outputs.values())
         if found.shape or not built.workload.grads:
@@ -182,7 +183,7 @@ class TrainStep:
         built, count = self.program.built, _rows(batch)
         if count < 2 * self.accumulate:  # of one row nothing can be told
             args, kwargs = call_of(split_batch(batch, max(count // 2, 1))[0])
-            built = build(self.model, plan, args, kwargs, loss=self.loss)
+            built = build(self.model, plan, args, kwargs, loss=self.loss, device=self.here.device)
         (value,) = built.workload.outputs.values()
         found = over_rows(built.workload, built.rules, value)
         if found == "unknown":

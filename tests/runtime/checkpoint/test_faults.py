@@ -105,6 +105,7 @@ def test_an_error_on_one_rank_reaches_all_and_leaves_nothing(
     assert sorted(os.listdir(tmp_path)) == ["latest", "step_000001", "step_000003"]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_silent_rank_is_noticed(tmp_path: Path, dead: int) -> None:
     def fn(keeper: Checkpointer, rank: int) -> float:

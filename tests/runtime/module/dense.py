@@ -20,7 +20,7 @@ X = numbers(5, 4)
 
 
 def on_ranks(n: int, check: Callable[[], Any]) -> list[Any]:
-    return run_ranks(n, lambda rank: check(), timeout=110)
+    return run_ranks(n, lambda rank: check())
 
 
 def pair(cls: type[nn.Module], batch: Any, plan: Plan | None = None, **more: Any) -> Any:

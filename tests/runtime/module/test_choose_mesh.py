@@ -18,8 +18,6 @@ from tests.runtime.module import small
 from tests.runtime.module.dense import assert_close, assert_same_step, on_ranks
 from tests.runtime.module.small import made, numbers
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class Wide(nn.Module):
     """A few rows through wide layers: cutting the batch is dear, cutting the weights cheap."""

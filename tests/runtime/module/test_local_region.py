@@ -24,7 +24,7 @@ from tests.graph.region.regions import (
 from tests.runtime.module.dense import assert_close, assert_same_grads, on_ranks, whole
 from tests.runtime.module.small import made, numbers
 
-pytestmark = [pytest.mark.procs, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.procs
 RING = hp.local_region(ring_attention, [HEADS] * 3, HEADS)
 CP, TP = hp.Layout((1, 4), ("dp", "cp")), hp.Layout((2, 2), ("dp", "tp"))
 

@@ -27,7 +27,7 @@ from tests.runtime.module.dense import (
 )
 from tests.runtime.module.small import made
 
-pytestmark = [pytest.mark.procs, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.procs
 FSDP = Plan(DP2, fsdp="dp")
 
 

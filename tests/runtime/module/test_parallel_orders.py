@@ -23,7 +23,7 @@ from tests.runtime.checkpoint.test_model import load, save
 from tests.runtime.module.dense import X, assert_close, assert_same_step, on_ranks, pair, whole
 from tests.runtime.module.small import made, numbers
 
-pytestmark = [pytest.mark.procs, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.procs
 MESH = Layout((2, 2), ("dp", "tp"))
 TP_DP, DP_TP = ("tp", "dp"), ("dp", "tp")
 

@@ -28,7 +28,7 @@ from tests.runtime.module.dense import (
 )
 from tests.runtime.module.small import integers, made, numbers
 
-pytestmark = [pytest.mark.procs, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.procs
 
 
 def test_freezing_and_unfreezing_later() -> None:

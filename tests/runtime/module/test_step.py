@@ -23,12 +23,12 @@ from tests.ranks import run_ranks
 from tests.runtime.module import small
 from tests.runtime.module.small import integers, made, numbers
 
-pytestmark = [pytest.mark.procs, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.procs
 DP2, TP2 = Layout((2,), ("dp",)), Layout((2,), ("tp",))
 X = numbers(5, 4)
 
 
-def on_ranks(n: int, check: Callable[[], Any], timeout: float = 110) -> list[Any]:
+def on_ranks(n: int, check: Callable[[], Any], timeout: float = 180) -> list[Any]:
     return run_ranks(n, lambda rank: check(), timeout=timeout)
 
 

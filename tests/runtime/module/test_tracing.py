@@ -20,7 +20,7 @@ from tests.ranks import run_ranks
 from tests.runtime.module import small
 from tests.runtime.module.small import integers, made
 
-pytestmark = [pytest.mark.procs, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.procs
 DP2, TP2 = Layout((2,), ("dp",)), Layout((2,), ("tp",))
 PLANS = {
     "dp": Plan(DP2),
@@ -51,7 +51,7 @@ def traced(name: str, accumulate: int) -> tuple[Timeline, Timeline]:
         tasks = program_tasks(programs, RatePrices(Rates()), plan.mesh.group)
         return simulate(tasks), whole
 
-    found = run_ranks(2, run, timeout=110)
+    found = run_ranks(2, run)
     assert found[1] is None
     both: tuple[Timeline, Timeline] = found[0]
     return both
@@ -104,7 +104,7 @@ def test_a_traced_step_is_the_same_step() -> None:
             losses.append([r.loss for r in results] + [r.grad_norm for r in results])
         return losses[0], losses[1], same
 
-    for plain, with_trace, same in run_ranks(2, run, timeout=110):
+    for plain, with_trace, same in run_ranks(2, run):
         assert plain == with_trace and same
 
 

@@ -10,11 +10,13 @@ from torch import nn
 
 from hyperparallel.layout import Layout
 from hyperparallel.plan.plan import Plan
+from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.parallel import parallelize
 from hyperparallel.runtime.module.step import TrainStep
 from tests.graph.capture import families
 from tests.models import plain_decoder, token_batches
 from tests.ranks import run_ranks
+from tests.shared_builds import shared_builds
 
 pytestmark = pytest.mark.procs
 DECLARED = ("*.o.weight", "*.down.weight")
@@ -57,10 +59,13 @@ def dense_losses(steps: int, dtype: torch.dtype, clip: float = 1.0) -> list[floa
     return losses
 
 
+def sharded(name: str, dtype: torch.dtype, **more: Any) -> TrainStep:
+    return TrainStep(plain_decoder(dtype), adamw, plan_of(name), token_batches(1)[0], clip=1.0, **more)
+
+
 def sharded_losses(name: str, steps: int, dtype: torch.dtype, **more: Any) -> list[float]:
-    batches = token_batches(steps)
-    step = TrainStep(plain_decoder(dtype), adamw, plan_of(name), batches[0], clip=1.0, **more)
-    return [step.step(ids).loss for ids in batches]
+    step = sharded(name, dtype, **more)
+    return [step.step(ids).loss for ids in token_batches(steps)]
 
 
 def largest_difference(got: list[float], true: list[float]) -> float:
@@ -77,7 +82,9 @@ def test_fifty_steps_on_four_ranks_equal_one_device() -> None:
 
     true = dense_losses(50, torch.float32)
     assert true[-1] < true[0]
-    for losses in run_ranks(4, rank_main, timeout=240):
+    with shared_builds(4, lambda here: [sharded(name, torch.float32, here=here) for name in FOUR]):
+        rows = run_ranks(4, rank_main, timeout=240)
+    for losses in rows:
         for name in FOUR:
             assert largest_difference(losses[name], true) < 1e-5, name
 
@@ -86,14 +93,19 @@ def test_fifty_steps_on_four_ranks_equal_one_device() -> None:
 def test_float64_agrees_to_ten_digits() -> None:
     """Also with accumulated micro-batches, whose gradients are reduced once or per micro-batch."""
 
-    def rank_main(rank: int) -> dict[str, list[float]]:
-        found = {name: sharded_losses(name, 50, torch.float64) for name in FOUR}
-        for name in ("dp4", "zero1", "fsdp4"):
-            found[f"{name}, accumulated"] = sharded_losses(name, 50, torch.float64, accumulate=2)
-        return found
+    runs = [(name, 1) for name in FOUR] + [(name, 2) for name in ("dp4", "zero1", "fsdp4")]
+
+    def rank_main(rank: int) -> dict[Any, list[float]]:
+        return {(n, parts): sharded_losses(n, 50, torch.float64, accumulate=parts) for n, parts in runs}
+
+    def rehearse(here: Here) -> None:
+        for name, parts in runs:
+            sharded(name, torch.float64, accumulate=parts, here=here)
 
     true = dense_losses(50, torch.float64)
-    for losses in run_ranks(4, rank_main, timeout=240):
+    with shared_builds(4, rehearse):
+        rows = run_ranks(4, rank_main, timeout=240)
+    for losses in rows:
         for name, got in losses.items():
             assert largest_difference(got, true) < 1e-10, name
 
@@ -122,14 +134,21 @@ FAMILIES = {
 }
 
 
-def family_losses(name: str, parallel: bool) -> list[float]:
-    """Five steps of a Hugging Face model, by `parallelize` and a plain loop or by the plain module."""
-    make, batch, declared = FAMILIES[name]
+def family(name: str) -> tuple[nn.Module, Any]:
+    """A Hugging Face model and its batch."""
+    make, batch, _ = FAMILIES[name]
     torch.manual_seed(0)
-    model, example = make(2).train(), batch()
-    if parallel:
-        mesh = Layout((2, 2), ("dp", "tp"))
-        model = parallelize(model, Plan(mesh, {p: mesh("tp", None) for p in declared}), example)
+    return make(2).train(), batch()
+
+
+def parallel_family(name: str, **more: Any) -> nn.Module:
+    mesh, (model, example) = Layout((2, 2), ("dp", "tp")), family(name)
+    plan = Plan(mesh, {declared: mesh("tp", None) for declared in FAMILIES[name][2]})
+    return parallelize(model, plan, example, **more)
+
+
+def family_losses(model: nn.Module, example: Any) -> list[float]:
+    """Five steps in a plain loop."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     torch.manual_seed(7)
@@ -146,6 +165,13 @@ def family_losses(name: str, parallel: bool) -> list[float]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_model_families_train_on_four_ranks(name: str) -> None:
     """dp2 x tp2 from a declared layout or two; dropout masks are those of one device."""
-    true = family_losses(name, parallel=False)
-    for losses in run_ranks(4, lambda rank: family_losses(name, parallel=True), timeout=240):
+    model, example = family(name)
+    true = family_losses(model, example)
+
+    def rank_main(rank: int) -> list[float]:
+        return family_losses(parallel_family(name), example)
+
+    with shared_builds(4, lambda here: parallel_family(name, here=here)):
+        rows = run_ranks(4, rank_main, timeout=240)
+    for losses in rows:
         assert largest_difference(losses, true) < 1e-5

@@ -176,6 +176,7 @@ def test_random_ops_are_known() -> None:
     assert not is_random("aten.mul.Tensor")
 
 
+@pytest.mark.alone
 def test_a_rule_costs_microseconds() -> None:
     """Thousands of ops are looked up: 50 us each, on a machine that may be busy."""
     rounds = []

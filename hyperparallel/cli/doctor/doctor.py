@@ -23,7 +23,7 @@ def doctor(
     ] = None,
 ) -> None:
     """Say what this machine has and what would work; exit status 1 if training would not."""
-    from hyperparallel.cli.diagnosis import diagnose
+    from hyperparallel.cli.doctor.diagnosis import diagnose
     from hyperparallel.errors import UserError
 
     if ranks is not None and not calibrate:

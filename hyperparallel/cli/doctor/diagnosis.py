@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from hyperparallel.cli.machine import Finding, findings, memory_bytes, num_cores
+from hyperparallel.cli.doctor.machine import Finding, findings, memory_bytes, num_cores
 from hyperparallel.cluster import Cluster
 from hyperparallel.cluster.presets.laptop import calibrated_path
 from hyperparallel.errors import UserError

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperparallel.cli import diagnosis, machine
-from hyperparallel.cli.machine import Finding
+from hyperparallel.cli.doctor import diagnosis, machine
+from hyperparallel.cli.doctor.machine import Finding
 from hyperparallel.cluster.calibration import Timings
 from hyperparallel.cluster.presets import preset
 from hyperparallel.errors import UserError

@@ -56,6 +56,7 @@ def test_a_pattern_that_matches_nothing_names_its_neighbours() -> None:
         (lambda: Plan(MESH, fsdp="dq"), PlanError, "one of dp, tp; write dp"),
         (lambda: Plan(MESH, batch=("data",)), PlanError, "one of dp, tp"),
         (lambda: Plan(MESH, fsdp="dp", zero=4), PlanError, "1, 2 or 3"),
+        (lambda: Plan(MESH, exact="yes"), PlanError, "exact: got 'yes'; allowed: True or False"),  # type: ignore[arg-type]
     ],
 )
 def test_misuse_is_named(make: Any, error: type[Exception], words: str) -> None:
@@ -105,6 +106,7 @@ def random_plans(draw: st.DrawFn) -> Plan:
         fsdp,
         draw(st.sampled_from([1, 2, 3])) if fsdp else 3,
         draw(st.sampled_from([None, (), ("dp",), ("dp", "tp")])),
+        exact=draw(st.booleans()),
     )
 
 
@@ -135,6 +137,7 @@ def test_a_plan_file_on_disk(tmp_path: Path) -> None:
         ("params: {}\n", "mesh: got"),
         ("mesh: {dp: 2}\nfsdp: tp\n", "one of dp"),
         ("mesh: {dp: 2}\nfsdp: dp\nzero: 7\n", "1, 2 or 3"),
+        ("mesh: {dp: 2}\nexact: 1\n", "exact: got 1"),
         ("mesh: {dp: two}\n", "a whole number; write mesh: {dp: 2, tp: 2} instead"),
         ("mesh: [2, 2]\n", "a mapping of names to values"),
         ("mesh: [1, 2\n", "line 2, column 1; allowed: YAML"),

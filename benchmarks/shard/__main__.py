@@ -41,10 +41,10 @@ def main() -> None:
         for size, rounds, steps in sizes:
             add(*blocks.block_table(names, size, rounds, steps))
     if "B" in options.parts:
-        names = chosen(list(training.ROWS), options.rows)
-        if names:
-            num_layers, rounds = (2, 2) if options.quick else (8, 7)
-            add(*training.training_table(names, num_layers, rounds))
+        num_layers, rounds = (2, 2) if options.quick else (8, 7)
+        for llama_size, all_names in training.experiments(num_layers):
+            if names := chosen(all_names, options.rows):
+                add(*training.training_table(names, llama_size, rounds))
     if "C" in options.parts:
         add(*planning.planning_table((2,) if options.quick else (2, 8, 32)))
     if "D" in options.parts:

@@ -1,4 +1,4 @@
-"""Part A: one block, forward and backward, tp2 over gloo, every row in one interleaved run.
+"""Part A: one block, forward and backward, on two ranks (tp), every row in one interleaved run.
 
 Each size gets fresh ranks, so no compiled row sees another size's cache. A row that can't be
 built or run says why and is left out of the timing; a row whose loss or gradients differ from
@@ -137,10 +137,11 @@ def block_table(
     merged = across_ranks([{n: f.samples for n, f in found.items()} for found in by_rank])
     cpu = {n: Spread.of([s.cpu_seconds for s in taken]) for n, taken in merged.items() if taken}
     wall = {n: Spread.of([s.wall_seconds for s in taken]) for n, taken in merged.items() if taken}
+    carried = {row.name: row.transport for row in ROWS}
     rows: list[tuple[Any, ...]] = []
     for name, finding in by_rank[0].items():
         if finding.failure is not None:
-            rows.append((name, None, None, None, None, None, None, f"failed: {finding.failure}"))
+            rows.append((name, carried[name], *[None] * 6, f"failed: {finding.failure}"))
             continue
         assert finding.traffic is not None
         versus = HAND_WRITTEN_INDUCTOR if "Inductor" in name else HAND_WRITTEN
@@ -149,6 +150,7 @@ def block_table(
         rows.append(
             (
                 name,
+                carried[name],
                 cpu[name].text(1e3),
                 wall[name].text(1e3),
                 None if ratio is None else round(ratio, 2),
@@ -159,9 +161,10 @@ def block_table(
             )
         )
     title = f"One block, {size.name}, batch {size.batch}, heads {size.num_heads}, "
-    title += f"feed-forward {size.feed_forward}, float32, tp{NUM_RANKS} over gloo"
+    title += f"feed-forward {size.feed_forward}, float32, tp{NUM_RANKS}"
     columns = (
         "program",
+        "transport",
         "CPU ms",
         "wall ms",
         "CPU vs hand-written",
@@ -173,6 +176,8 @@ def block_table(
     notes = (
         f"{rounds} interleaved rounds of {steps} steps; median (quartiles); CPU: all threads of a "
         "rank, mean of ranks; wall: the slower rank; per step, forward + backward",
+        "one compute thread a rank (gloo has its own); transport own: shared memory between ranks of one "
+        "machine, which hyperparallel takes by itself",
         "Inductor rows are compared with hand-written + Inductor, all others with hand-written",
         "the local half-block computes half of the result and is not checked",
         "left to the optimizer: collectives, neither counted nor timed, that bring gradients to the layouts "

@@ -4,6 +4,8 @@ Peers are counted where all of them, eager or compiled, pass: the functional-col
 the profiler sees being dispatched. hyperparallel may carry a collective by other means than those
 ops, so its calls to the start functions of `runtime.collectives` are counted as well, by
 watching Python calls; the larger count stands, so nothing it sends can hide.
+Peers that post their collectives from C++ (DDP's buckets, FSDP2) pass below those ops, so whole training
+steps are counted at the process group, where every program over gloo passes; bytes are not known there.
 Bytes are what one rank must send for it: 2(n-1)/n of the tensor for an all-reduce, (n-1)/n of the
 whole for gather, scatter and all-to-all (float32 throughout).
 """
@@ -30,6 +32,21 @@ OPS = {
     "all_to_all_single": "all_to_all",
     "broadcast": "broadcast",
     "permute_tensor": "permute",
+}
+
+
+POSTED = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "alltoall_base_": "all_to_all",
+    "broadcast_": "broadcast",
+    "send": "send",
 }
 
 
@@ -79,6 +96,15 @@ def dispatched(step: Callable[[], object], num_ranks: int) -> Traffic:
     return Traffic(dict(counts), total)
 
 
+def posted(step: Callable[[], object]) -> Traffic:
+    """Collectives, and sends between two ranks, that `step` posts to process groups; without bytes."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        step()
+    parts = [event.name.partition("::") for event in profiler.events() or ()]
+    kinds = [POSTED[op] for space, _, op in parts if space == "c10d" and op in POSTED]
+    return Traffic(dict(Counter(kinds)), 0)
+
+
 def started(step: Callable[[], object], num_ranks: int) -> Traffic:
     """Calls of hyperparallel's own start functions during `step`."""
     try:
@@ -86,7 +112,7 @@ def started(step: Callable[[], object], num_ranks: int) -> Traffic:
     except ImportError:
         return Traffic({}, 0)
     kinds = {
-        value.__code__: name.removesuffix("_start")
+        value.__code__: name.removesuffix("_start").removesuffix("_many")
         for name, value in vars(collectives).items()
         if name.endswith("_start") and hasattr(value, "__code__")
     }
@@ -110,6 +136,11 @@ def started(step: Callable[[], object], num_ranks: int) -> Traffic:
     finally:
         sys.setprofile(None)
     return Traffic(dict(counts), total)
+
+
+def of_training(step: Callable[[], object], num_ranks: int) -> Traffic:
+    """What a training step makes one rank start, whoever starts it."""
+    return max(started(step, num_ranks), posted(step), key=lambda found: found.total)
 
 
 def traffic(step: Callable[[], object], num_ranks: int) -> Traffic:

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor, nn
 
 VOCABULARY = 4096
-HIDDEN = 512
 SEQUENCE = 256
 BATCH = 4
 
 
-def make_llama(num_layers: int, seed: int = 0) -> nn.Module:
-    """`LlamaForCausalLM` in float32: hidden 512, 8 heads over 4 KV heads, feed-forward 1408."""
+@dataclasses.dataclass(frozen=True)
+class LlamaSize:
+    """Layers and width; the feed-forward is 2.75 times as wide."""
+
+    num_layers: int
+    hidden: int = 512
+
+    @property
+    def name(self) -> str:
+        return f"{self.num_layers} layers, hidden {self.hidden}"
+
+
+def make_llama(size: LlamaSize, seed: int = 0) -> nn.Module:
+    """`LlamaForCausalLM` in float32: 8 heads over 4 KV heads."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=1408,
-        num_hidden_layers=num_layers,
+        hidden_size=size.hidden,
+        intermediate_size=size.hidden * 11 // 4,
+        num_hidden_layers=size.num_layers,
         num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=SEQUENCE,

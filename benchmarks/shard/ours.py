@@ -3,6 +3,9 @@
 Only the two matrices that leave a sharded region are declared, cut along their input features;
 every other layout is derived. Each builder imports hyperparallel when called, so that a row
 that can't be built is reported as one failed row.
+
+Every row of ours stands twice: over the transport that hyperparallel takes by itself (shared memory
+between ranks of one machine) and over plain gloo, as all peers are.
 """
 
 from __future__ import annotations
@@ -16,7 +19,23 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.shard.block import BlockLoss
 
+TRANSPORTS = {"own": "auto", "gloo": "messages"}
+"""What the tables call a transport, and what hyperparallel does."""
+
 DECLARED = ("*.o.weight", "*.down.weight")
+
+
+def over(name: str, transport: str) -> str:
+    """The name of a row of ours over a transport."""
+    return name if transport == "own" else f"{name}, over {transport}"
+
+
+def here(mesh: Any, transport: str) -> Any:
+    """This rank with groups over a transport; all ranks make it together."""
+    from hyperparallel.runtime.comm.groups import Groups
+    from hyperparallel.runtime.job.here import Here
+
+    return Here.in_job(mesh, Groups.of_default(transport=TRANSPORTS[transport]))
 
 
 def block_plan(num_ranks: int) -> Any:
@@ -27,13 +46,13 @@ def block_plan(num_ranks: int) -> Any:
     return hp.Plan(mesh, params={pattern: mesh(None, "tp") for pattern in DECLARED})
 
 
-def parallel_block(model: BlockLoss, x_BSD: Tensor, *, compiled: bool) -> nn.Module:
+def parallel_block(model: BlockLoss, x_BSD: Tensor, *, compiled: bool, transport: str) -> nn.Module:
     """`model` as one rank's program behind autograd, for any training loop."""
     import hyperparallel as hp
 
     plan = block_plan(dist.get_world_size())
-    options = {"compile": True} if compiled else {}
-    module: nn.Module = hp.parallelize(model, plan, {"x_BSD": x_BSD}, **options)
+    place = here(plan.mesh, transport)
+    module: nn.Module = hp.parallelize(model, plan, {"x_BSD": x_BSD}, compile=compiled, here=place)
     return module
 
 
@@ -43,12 +62,13 @@ class WholeStep:
     The input's gradient is part of the program, as it is asked for, but has nowhere to be put.
     """
 
-    def __init__(self, model: BlockLoss, x_BSD: Tensor) -> None:
+    def __init__(self, model: BlockLoss, x_BSD: Tensor, transport: str) -> None:
         import hyperparallel as hp
 
         plan = block_plan(dist.get_world_size())
         self.model = model
-        self.train_step = hp.TrainStep(model, torch.optim.SGD, plan, {"x_BSD": x_BSD})
+        place = here(plan.mesh, transport)
+        self.train_step = hp.TrainStep(model, torch.optim.SGD, plan, {"x_BSD": x_BSD}, here=place)
 
     def gradients_of(self, x_BSD: Tensor) -> Tensor:
         """The loss; gradients of this rank's pieces are set."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.ranks import RankError, run_ranks
 from benchmarks.record import Table
-from benchmarks.shard.llama import make_batch, make_llama
+from benchmarks.shard.llama import LlamaSize, make_batch, make_llama
 
 AUTO_PARALLEL_SECONDS = {2: 4.0, 8: 12.0, 32: 111.0}
 
@@ -22,7 +22,7 @@ def planning_seconds(num_layers: int) -> tuple[float, float]:
     """Wall and CPU seconds to make rank 0's program for tp2."""
     import hyperparallel as hp
 
-    model, batch = make_llama(num_layers), make_batch()
+    model, batch = make_llama(LlamaSize(num_layers)), make_batch()
     mesh = hp.Layout((2,), ("tp",))
     plan = hp.Plan(
         mesh,

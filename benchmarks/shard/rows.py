@@ -8,6 +8,7 @@ graph breaks while tracing, and dynamo's counters are read after the run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import torch
@@ -40,12 +41,13 @@ class Running:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One line of the table. transport: what carries its collectives ("" for one that has none)."""
 
     name: str
     build: Callable[[BlockSize], Running]
     compiled: bool = False
     checked: bool = True
+    transport: str = "gloo"
 
 
 def single(size: BlockSize) -> Running:
@@ -77,14 +79,23 @@ def weights_as_dtensors(size: BlockSize, *, declared: int, backend: str | None) 
     return Running(module, list(model.parameters()), lambda: dtensor.whole_gradients(model))
 
 
-def hyperparallel_row(size: BlockSize, *, compiled: bool) -> Running:
-    model = ours.parallel_block(make_block(size), make_input(size), compiled=compiled)
+def hyperparallel_row(size: BlockSize, *, compiled: bool, transport: str) -> Running:
+    block, x_BSD = make_block(size), make_input(size)
+    model = ours.parallel_block(block, x_BSD, compiled=compiled, transport=transport)
     return Running(model, list(model.parameters()), lambda: dtensor.whole_gradients(model))
 
 
-def whole_step_row(size: BlockSize) -> Running:
-    whole = ours.WholeStep(make_block(size), make_input(size))
+def whole_step_row(size: BlockSize, *, transport: str) -> Running:
+    whole = ours.WholeStep(make_block(size), make_input(size), transport)
     return Running(whole.gradients_of, [], whole.whole_gradients, autograd=False)
+
+
+def over_each_transport(name: str, build: Callable[..., Running]) -> list[Row]:
+    """A row of ours on its own transport and on that of the peers."""
+    return [
+        Row(ours.over(name, each), functools.partial(build, transport=each), transport=each)
+        for each in ours.TRANSPORTS
+    ]
 
 
 LOCAL = "local half-block, no communication"
@@ -97,11 +108,12 @@ PARALLELIZE = "parallelize_module"
 ALL_DTENSORS = "weights as DTensors, 7 declared"
 
 ROWS = (
-    Row("single device, whole block", single),
+    Row("single device, whole block", single, transport=""),
     Row(
         LOCAL,
         lambda size: hand_written(size, communicate=False, backend=None),
         checked=False,
+        transport="",
     ),
     Row(HAND_WRITTEN, lambda size: hand_written(size, communicate=True, backend=None)),
     Row(
@@ -125,7 +137,7 @@ ROWS = (
         "weights as DTensors, 2 declared",
         lambda size: weights_as_dtensors(size, declared=2, backend=None),
     ),
-    Row(OURS, lambda size: hyperparallel_row(size, compiled=False)),
-    Row(OURS_WHOLE_STEP, whole_step_row),
-    Row(OURS_INDUCTOR, lambda size: hyperparallel_row(size, compiled=True)),
+    *over_each_transport(OURS, functools.partial(hyperparallel_row, compiled=False)),
+    *over_each_transport(OURS_WHOLE_STEP, whole_step_row),
+    *over_each_transport(OURS_INDUCTOR, functools.partial(hyperparallel_row, compiled=True)),
 )

@@ -21,7 +21,7 @@ def show(
     plan: PlanFileOption = None,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
     explain: Annotated[
-        str | None, typer.Option(help="Say why this parameter, input or value lies as it does.")
+        str | None, typer.Option(help="Say why this parameter, input or value lies so; or count rewrites.")
     ] = None,
 ) -> None:
     """Draw the layouts of a model: tables here, or a page with its block diagram."""

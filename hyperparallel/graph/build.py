@@ -70,6 +70,7 @@ class Built:
         return self._passed(gradient_reduction(program, self.workload, self.decisions))
 
     def _passed(self, program: RankProgram) -> RankProgram:
+        program.exact = self.decisions.plan.exact
         for rank_pass in self.rank_passes:
             program = rank_pass(program)
         return program

@@ -71,6 +71,7 @@ def derived(built: Built) -> Derived:
         values=_values(built),
         num_ranks=decisions.mesh.size,
         model_hash=built.model_hash,
+        rewrites=tuple(program.rewrites),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import fx
 
+from hyperparallel.plan.derived import RewriteCount
 from hyperparallel.shard.spec import Spec
 
 
@@ -58,6 +59,10 @@ class RankProgram:
     grad_specs: Mapping[str, Spec]
     joint: bool = True
     """Whether forward and backward run as one; else nothing of the forward may wait for the backward."""
+    exact: bool = False
+    """Whether passes must keep every bit of the results (`Plan.exact`)."""
+    rewrites: Sequence[RewriteCount] = ()
+    """What local rewrites replaced (`passes/peephole/`)."""
 
     def _role(self, role: str) -> dict[str, fx.Node]:
         returned: Any = next(iter(reversed(self.graph.nodes))).args[0]

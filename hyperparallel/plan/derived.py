@@ -93,6 +93,19 @@ class BlockLayout:
 
 
 @dataclass(frozen=True)
+class RewriteCount:
+    """How often one local rewrite was made in a rank's program, and how many calls fewer a step makes.
+
+    `exact`: it keeps every bit of the result; the others are left out by `Plan(exact=True)`.
+    """
+
+    words: str
+    exact: bool
+    count: int
+    calls_saved: int
+
+
+@dataclass(frozen=True)
 class Derived:
     """Everything decided for one model, plan and batch.
 
@@ -107,6 +120,7 @@ class Derived:
     values: tuple[BlockLayout, ...]
     num_ranks: int
     model_hash: str
+    rewrites: tuple[RewriteCount, ...] = ()
 
     @cached_property
     def plan_hash(self) -> str:
@@ -144,7 +158,8 @@ class Derived:
     def explain(self, name: str) -> str:
         """Why a parameter, input, output or value is laid out as it is, and what it communicates.
 
-        Raises `PlanError` with the nearest names if there is nothing of that name.
+        "rewrites" names the calls of the model that cheaper ones replace, and how often. Raises
+        `PlanError` with the nearest names if there is nothing of that name.
         """
         for param in self.params:
             if param.name == name:
@@ -153,15 +168,28 @@ class Derived:
             if name in layouts:
                 head = f"{name}: {what}, {layout_words(layouts[name])}"
                 return "\n".join((head, *self._communication_lines(name)))
+        if name == "rewrites":
+            return "\n".join(self.rewrite_lines())
         found = [v for v in self.values if v.value == name or (v.module == name and name)]
         if found:
             lines = [f"{v.value} {list(v.shape)}: {v.layout}, made by {v.op}" for v in found]
             return "\n".join((*lines, *self._communication_lines(name)))
         known = [param.name for param in self.params]
-        known += [*self.inputs, *self.outputs, *(v.value for v in self.values)]
+        known += [*self.inputs, *self.outputs, *(v.value for v in self.values), "rewrites"]
         close = nearest(name, dict.fromkeys(known))
         hint = "" if close is None else f" (nearest: {close})"
         raise PlanError("name", name, f"a parameter, input, output or value{hint}")
+
+    def rewrite_lines(self) -> list[str]:
+        """The local rewrites of a step, those that change rounding first."""
+        if not self.rewrites:
+            return ["local rewrites: none"]
+        lines = ["local rewrites of a step (calls of the model that cheaper ones replace)"]
+        for item in sorted(self.rewrites, key=lambda item: item.exact):
+            kept = "every bit stays" if item.exact else "rounds otherwise; Plan(exact=True) leaves it out"
+            fewer = f", {item.calls_saved} calls fewer" if item.calls_saved else ""
+            lines.append(f"  {item.count:>4} x {item.words}{fewer} ({kept})")
+        return lines
 
     def _communication_lines(self, name: str) -> list[str]:
         """What moves `name` itself or its gradient, or happens in the module that owns it."""
@@ -194,6 +222,7 @@ class Derived:
             "outputs": {name: str(layout) for name, layout in self.outputs.items()},
             "communications": [_record(item) for item in self.communications],
             "values": [_record(value) for value in self.values],
+            "rewrites": [_record(item) for item in self.rewrites],
         }
         return json.dumps(record, indent=1)
 
@@ -215,13 +244,14 @@ class Derived:
                 values=tuple(
                     BlockLayout(**item | {"shape": tuple(item["shape"])}) for item in record["values"]
                 ),
+                rewrites=tuple(RewriteCount(**item) for item in record["rewrites"]),
             )
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             allowed = "the JSON that `hyperparallel plan --save` wrote"
             raise PlanError("derived plan", text[:40], allowed) from error
 
 
-def _record(item: ParamLayout | Communication | BlockLayout) -> dict[str, Any]:
+def _record(item: ParamLayout | Communication | BlockLayout | RewriteCount) -> dict[str, Any]:
     record = {field.name: getattr(item, field.name) for field in fields(item)}
     return {k: str(v) if isinstance(v, Layout) else v for k, v in record.items()}
 

@@ -48,6 +48,9 @@ class Plan:
         in the dtypes that the model and the batch have.
     reduce: the dtype in which sums of 16-bit floats over ranks are carried and added, "float32" or, at
         half the bytes and with more rounding, "bfloat16" (which leaves them in their own dtype).
+    exact: True leaves out the rewrites that round otherwise than the model's own ops, such as a + b * c in
+        one rounding; `derive(...).explain("rewrites")` names and counts them. Sums over ranks, and those
+        of a matrix that is cut, are still made piece by piece.
 
     >>> mesh = Layout((2, 2), ("dp", "tp"))
     >>> Plan(mesh, params={"*.up_proj.weight": mesh("tp", None)}).batch_axes
@@ -63,12 +66,15 @@ class Plan:
     batch: tuple[str, ...] | None = None
     compute: str | None = None
     reduce: str = "float32"
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.mesh, Mesh):
             raise PlanError("mesh", self.mesh, "a Mesh", 'Layout((2, 2), ("dp", "tp"))')
         for what, allowed in (("compute", COMPUTE), ("reduce", REDUCE)):  # torch.bfloat16 goes by its name
             object.__setattr__(self, what, _dtype_name(what, getattr(self, what), allowed))
+        if not isinstance(self.exact, bool):
+            raise PlanError("exact", self.exact, "True or False")
         for what in _LAYOUTS:
             object.__setattr__(self, what, self._checked(what, getattr(self, what)))
         self._check_axes()
@@ -141,6 +147,8 @@ class Plan:
             record["compute"] = self.compute
         if self.reduce != "float32":
             record["reduce"] = self.reduce
+        if self.exact:
+            record["exact"] = True
         return yaml.safe_dump(record, sort_keys=False, default_flow_style=None)
 
     @classmethod
@@ -189,6 +197,7 @@ class PlanFile(BaseModel):
     batch: list[str] | None = None
     compute: str | None = None
     reduce: str = "float32"
+    exact: bool = False
 
     def plan(self) -> Plan:
         """The plan that the file describes."""
@@ -211,6 +220,7 @@ class PlanFile(BaseModel):
             None if self.batch is None else tuple(self.batch),
             self.compute,
             self.reduce,
+            self.exact,
         )
 
 
@@ -225,6 +235,7 @@ _EXAMPLES = {
     "batch": "batch: [dp]",
     "compute": "compute: bfloat16",
     "reduce": "reduce: float32",
+    "exact": "exact: true",
 }
 """What may stand in a field of a plan file."""
 

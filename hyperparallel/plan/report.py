@@ -133,7 +133,7 @@ def text_report(derived: Derived) -> str:
         if layouts:
             lines += ["", title]
             lines += [f"  {name}: {layout_words(layout)}" for name, layout in layouts.items()]
-    return "\n".join([*lines, "", *communication_lines(derived)])
+    return "\n".join([*lines, "", *communication_lines(derived), "", *derived.rewrite_lines()])
 
 
 def communication_lines(derived: Derived) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hyperparallel.layout import Mesh
-from hyperparallel.plan.derived import BlockLayout, Communication, Derived, ParamLayout
+from hyperparallel.plan.derived import BlockLayout, Communication, Derived, ParamLayout, RewriteCount
 
 MESH = Mesh((2, 2), ("dp", "tp"))
 WEIGHTS = {
@@ -58,4 +58,8 @@ def llama(num_layers: int = 8) -> Derived:
         values=tuple(values),
         num_ranks=4,
         model_hash="0123456789abcdef",
+        rewrites=(
+            RewriteCount("x ** 2 -> x * x", True, 2 * num_layers, 0),
+            RewriteCount("a + b * c -> addcmul(a, b, c)", False, 3 * num_layers, 3 * num_layers),
+        ),
     )

@@ -30,6 +30,7 @@ def test_content_hash_sees_every_field() -> None:
         dataclasses.replace(derived, values=derived.values[1:]),
         dataclasses.replace(derived, inputs={"input_ids": MESH(None, None)}),
         dataclasses.replace(derived, params=derived.params[::-1]),
+        dataclasses.replace(derived, rewrites=()),
     ]
     hashes |= {each.content_hash for each in changed}
     assert len(hashes) == len(changed) + 1
@@ -69,6 +70,13 @@ def test_explain_tells_stored_from_used() -> None:
 @pytest.mark.parametrize("name", ["input_ids", "loss", "mm_2", "model.layers.1.mlp"])
 def test_explain_knows_inputs_outputs_values_and_modules(name: str) -> None:
     assert "dp" in llama().explain(name)
+
+
+def test_explain_counts_rewrites_and_says_which_round() -> None:
+    _, rounding, exact = llama(2).explain("rewrites").splitlines()
+    assert "6 x a + b * c -> addcmul(a, b, c), 6 calls fewer" in rounding and "exact=True" in rounding
+    assert "4 x x ** 2 -> x * x (every bit stays)" in exact
+    assert dataclasses.replace(llama(2), rewrites=()).explain("rewrites") == "local rewrites: none"
 
 
 def test_explain_suggests_on_a_miss() -> None:

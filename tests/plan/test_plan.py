@@ -68,6 +68,7 @@ def test_a_pattern_that_matches_nothing_names_its_neighbours() -> None:
         (lambda: Plan(MESH, fsdp="dp", zero=4), PlanError, "1, 2 or 3"),
         (lambda: Plan(MESH, fsdp="dp", zero=True), PlanError, "zero: got True; allowed: 1, 2 or 3"),
         (lambda: Plan(MESH, zero=1), PlanError, "zero: got 1; allowed: 3, as nothing is kept cut"),
+        (lambda: Plan(MESH, exact="yes"), PlanError, "exact: got 'yes'; allowed: True or False"),  # type: ignore[arg-type]
     ],
 )
 def test_misuse_is_named(make: Any, error: type[Exception], words: str) -> None:
@@ -114,6 +115,7 @@ def random_plans(draw: st.DrawFn) -> Plan:
         "batch": draw(st.sampled_from([None, (), ("dp",), ["dp"], ("dp", "tp"), ("tp", "dp")])),
         "compute": draw(st.sampled_from([None, "bfloat16"])),
         "reduce": draw(st.sampled_from(["float32", "bfloat16"])),
+        "exact": draw(st.booleans()),
         "params": layouts(),
         "inputs": layouts(),
         "activations": layouts(),
@@ -182,6 +184,7 @@ def test_a_plan_file_on_disk(tmp_path: Path) -> None:
         ("params: {}\n", "mesh: got"),
         ("mesh: {dp: 2}\nfsdp: tp\n", "one of dp"),
         ("mesh: {dp: 2}\nfsdp: dp\nzero: 7\n", "1, 2 or 3"),
+        ("mesh: {dp: 2}\nexact: 1\n", "exact: got 1"),
         ("mesh: {dp: two}\n", "a whole number; write mesh: {dp: 2, tp: 2} instead"),
         ("mesh: [2, 2]\n", "a mapping of names to values"),
         ("mesh: [1, 2\n", "line 2, column 1; allowed: YAML"),

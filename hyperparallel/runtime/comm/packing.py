@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hyperparallel.runtime.comm.collectives import InFlight
+from hyperparallel.runtime.comm.collectives import InFlight, InFlightMany
 
 PieceSizes = Sequence[Sequence[int]]
 """Per tensor, the elements of each member's piece along the dim that is cut."""
@@ -30,6 +30,19 @@ class Packed:
 
     def wait(self) -> tuple[Tensor, ...]:
         return self.unpack(self.message.wait())
+
+
+class Mixed:
+    """Tensors under way alone and in one message; alone: which, in the order of the results."""
+
+    __slots__ = ("alone", "message", "singles")
+
+    def __init__(self, singles: Sequence[InFlight], message: InFlightMany, alone: Sequence[bool]) -> None:
+        self.singles, self.message, self.alone = singles, message, alone
+
+    def wait(self) -> tuple[Tensor, ...]:
+        singles, others = iter(self.singles), iter(self.message.wait())
+        return tuple([next(singles).wait() if is_alone else next(others) for is_alone in self.alone])
 
 
 def totals(xs: Sequence[Tensor], dims: Sequence[int], sizes: PieceSizes) -> list[int]:

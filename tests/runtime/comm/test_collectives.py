@@ -17,8 +17,8 @@ from hyperparallel.runtime.comm.collectives import wait
 from hyperparallel.runtime.comm.group import Group
 from hyperparallel.runtime.comm.groups import Groups
 from tests.ranks import run_ranks
+from tests.runtime.comm.transports import TRANSPORTS, groups_over
 
-TRANSPORTS = ("messages", "auto")
 DTYPES = (
     torch.float32,
     torch.float64,
@@ -127,7 +127,7 @@ def exchanges(group: Group, dtype: torch.dtype) -> None:
 
 
 def every_kind(rank: int, transport: str, n: int) -> str:
-    group = Groups.of_default(transport=transport).world
+    group = groups_over(transport).world
     for dtype in DTYPES:
         reductions(group, dtype)
         exchanges(group, dtype)
@@ -139,7 +139,7 @@ def every_kind(rank: int, transport: str, n: int) -> str:
 @pytest.mark.parametrize("n", [2, 3])
 def test_every_collective_dtype_and_size(n: int, transport: str) -> None:
     names = run_ranks(n, every_kind, transport, n)
-    assert set(names) == {"ProcessGroupTransport" if transport == "messages" else "SharedMemoryTransport"}
+    assert set(names) == {"SharedMemoryTransport" if transport == "auto" else "ProcessGroupTransport"}
 
 
 def strided(x: Tensor, kind: str) -> Tensor:
@@ -155,7 +155,7 @@ def strided(x: Tensor, kind: str) -> Tensor:
 
 def not_contiguous(rank: int, transport: str) -> None:
     """Case 50: gloo sends a column or a stepped slice as if it were dense."""
-    group = Groups.of_default(transport=transport).world
+    group = groups_over(transport).world
     for kind in ("column", "transposed", "stepped", "expanded"):
         x = strided(torch.arange(24.0).view(4, 6) + rank, kind)
         dense, before = x.clone(memory_format=torch.contiguous_format), x.clone()
@@ -187,7 +187,7 @@ def test_strided_tensors_are_sent_right(transport: str) -> None:
 
 def outstanding(rank: int, transport: str) -> None:
     """More than the rings hold, in two groups, waited for out of order."""
-    groups = Groups.of_default(transport=transport)
+    groups = groups_over(transport)
     groups.ensure([(2, 1, 0)])
     world, back = groups.world, groups.get((2, 1, 0))
     big = torch.arange(700_000.0) + rank

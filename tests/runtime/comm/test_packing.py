@@ -21,8 +21,9 @@ from hyperparallel.runtime.comm.packing import (
     unpacked_pieces,
     unpacked_whole,
 )
-from hyperparallel.runtime.comm.process_group import ProcessGroupTransport
+from hyperparallel.runtime.comm.process_group import DIRECT_BYTES, ProcessGroupTransport
 from tests.ranks import run_ranks
+from tests.runtime.comm.transports import TRANSPORTS, groups_over
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
 
@@ -66,7 +67,7 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> Tensor:
 
 
 def many_equal_single(rank: int, transport: str, n: int) -> list[str]:
-    group = Groups.of_default(transport=transport).world
+    group = groups_over(transport).world
     for seed, dtype in enumerate(DTYPES * 4):
         shapes, dims, sizes = drawn(n, seed)
         xs = [filled(shape, dtype, rank) for shape in shapes]
@@ -86,7 +87,7 @@ def same(got: Tensor, want: Tensor) -> None:
 
 
 @pytest.mark.procs
-@pytest.mark.parametrize("transport", ["messages", "auto"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("n", [2, 3])
 def test_many_at_once_are_what_each_is_alone(n: int, transport: str) -> None:
     run_ranks(n, many_equal_single, transport, n)
@@ -111,6 +112,17 @@ def one_message(rank: int) -> None:
     xs = [torch.rand(3, 8), torch.rand(5)]
     collectives.reduce_scatter_many_start(xs, [1, 0], [[4, 4], [3, 2]], "sum", group).wait()
     assert calls == ["reduce_scatter"]
+    # A large tensor goes from where it lies; the others still share a message.
+    calls.clear()
+    big = torch.rand(2 * DIRECT_BYTES // 4)
+    xs, half = [torch.rand(6), big, torch.rand(4, 2)], [DIRECT_BYTES // 4] * 2
+    collectives.reduce_scatter_many_start(xs, [0, 0, 1], [[3, 3], half, [1, 1]], "sum", group).wait()
+    assert calls == ["recv", "send", "_reduce_scatter_base"]
+    calls.clear()
+    xs[1] = big[: DIRECT_BYTES // 4]
+    collectives.all_gather_many_start(xs, [0, 0, 1], [[6, 6], half, [2, 2]], group).wait()
+    assert calls == ["recv", "send", "_allgather_base"]
+    calls.clear()
     # What NCCL gets where pieces are uneven: one gather of pieces as long as the longest.
     calls.clear()
     x = torch.arange(6.0).view(2, 3)[:, : 3 - rank].contiguous() + rank

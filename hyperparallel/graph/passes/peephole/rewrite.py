@@ -1,6 +1,6 @@
 """Replace nodes of one rank's program: the tool that local rewrites are written with.
 
-A rewrite looks at a node and either returns None or the node that takes its place. What it may look at
+A rewrite looks at a node and returns the node that takes its place, or None. What it may look at
 is the same on every rank: targets, users, and the whole value that a local tensor is a piece of
 (`whole_shape`, `dtype`, `origin`); never this rank's own sizes, since pieces may be uneven or empty and
 all ranks must end with the same nodes. What partition did not note (a value inside a local form) is
@@ -9,18 +9,34 @@ unknown, and rewrites leave it alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, fx
 
 from hyperparallel.graph.program import RankProgram
+from hyperparallel.plan.derived import RewriteCount
 
 aten = torch.ops.aten
 Call = Any
 """A node that calls an op: its arguments are what the op takes, which types can't say."""
-Rewrite = Callable[[Call, "Rewriter"], fx.Node | None]
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One rewrite, in words ("what -> what it becomes") and as a function: the node to take, or None.
+
+    exact: every bit of the result stays, on any device; zeros may change their sign.
+    """
+
+    words: str
+    apply: Callable[[Call, Rewriter], fx.Node | None]
+    exact: bool = True
+
+
 RewriteTable = Mapping[Any, Sequence[Rewrite]]
 """Target -> the rewrites of nodes that call it, tried in order."""
 
@@ -32,8 +48,11 @@ class Rewriter:
     """Edits the graph of `program`; nodes that lose their last user are removed at once."""
 
     def __init__(self, program: RankProgram) -> None:
-        self.graph, self.rank = program.graph, program.rank
+        self.graph, self.rank, self.only_exact = program.graph, program.rank, program.exact
         self.erased: set[fx.Node] = set()
+        self._made: Counter[Rewrite] = Counter()
+        self._calls_saved: Counter[Rewrite] = Counter()
+        self._calls = 0  # that a step makes, against the program as it came
         self._constants: dict[Any, fx.Node] = {}
         self._front = [n for n in self.graph.nodes if n.op == "placeholder"][-1:]
 
@@ -41,12 +60,28 @@ class Rewriter:
         """Offer every node, operands before users, to the rewrites of its target."""
         for node in list(self.graph.nodes):
             while node not in self.erased and node.op == "call_function":
-                found = (rewrite(node, self) for rewrite in table.get(node.target, ()))
-                new = next((n for n in found if n is not None), None)
+                new = self._rewritten(node, table.get(node.target, ()))
                 if new is None:
                     break
-                self.replace(node, new)
                 node = new
+
+    def _rewritten(self, node: fx.Node, rewrites: Sequence[Rewrite]) -> fx.Node | None:
+        for rewrite in rewrites:
+            calls_before = self._calls
+            new = rewrite.apply(node, self) if rewrite.exact or not self.only_exact else None
+            if new is not None:
+                self.replace(node, new)
+                self._made[rewrite] += 1
+                self._calls_saved[rewrite] += calls_before - self._calls
+                return new
+        return None
+
+    def counts(self) -> tuple[RewriteCount, ...]:
+        """What was rewritten so far, by rewrite."""
+        return tuple(
+            RewriteCount(rewrite.words, rewrite.exact, count, self._calls_saved[rewrite])
+            for rewrite, count in self._made.items()
+        )
 
     def call(
         self, at: fx.Node, target: Any, *args: Any, like: fx.Node | None = None, **kwargs: Any
@@ -54,6 +89,7 @@ class Rewriter:
         """A node in front of `at`, of its stage and module; like: a node with the same whole value."""
         with self.graph.inserting_before(at):
             node = self.graph.call_function(target, args, kwargs)
+        self._calls += 1
         node.meta.update({key: at.meta[key] for key in _COPIED})
         if like is not None:
             _describe(node, like)
@@ -77,14 +113,15 @@ class Rewriter:
             self._constants[key] = node
         return self._constants[key]
 
-    def scalar(self, value: float, kind: torch.dtype, shape: Sequence[int] = ()) -> fx.Node:
-        """A constant tensor of one element, by default without dims."""
-        return self.constant(aten.full.default, list(shape), value, dtype=kind)
+    def scalar(self, value: float, kind: torch.dtype) -> fx.Node:
+        """A constant tensor without dims."""
+        return self.constant(aten.full.default, [], value, dtype=kind)
 
     def _erase(self, node: fx.Node) -> None:
         operands = node.all_input_nodes
         self.graph.erase_node(node)
         self.erased.add(node)
+        self._calls -= not node.meta["constant"]
         for used in operands:
             if not used.users and used not in self.erased and _is_pure(used):
                 self._erase(used)
@@ -110,6 +147,23 @@ def _is_pure(node: fx.Node) -> bool:
 def calls(node: Any, *targets: Any) -> TypeGuard[Any]:
     """Whether `node` is a call of one of `targets`."""
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def is_sum(node: Any) -> TypeGuard[Any]:
+    """Whether a node is a plain a + b of two tensors, all of one floating dtype."""
+    return _is_plain(node, aten.add.Tensor)
+
+
+def is_product(node: Any) -> TypeGuard[Any]:
+    """Whether a node is a plain a * b of two tensors, all of one floating dtype."""
+    return _is_plain(node, aten.mul.Tensor)
+
+
+def _is_plain(node: Any, target: Any) -> bool:
+    if not calls(node, target) or node.kwargs or len(node.args) != 2:
+        return False
+    a, b = node.args
+    return isinstance(a, fx.Node) and isinstance(b, fx.Node) and same_dtype(node, a, b)
 
 
 def only_here(node: fx.Node) -> bool:

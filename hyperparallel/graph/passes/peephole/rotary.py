@@ -2,7 +2,7 @@
 
 Rotating writes cat(-b, a) * sin for x = (a, b); its gradient the same with the halves of x * sin. Both
 are roll(x) * s with s made once by setup: the sine table with one half negated (and, for the gradient,
-the halves exchanged). What is left is x * cos + roll(x) * s.
+the halves exchanged). What is left is x * cos + roll(x) * s: the same products and sums, so the same bits.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from torch import fx
 
 from hyperparallel.graph.passes.peephole.rewrite import (
     Call,
+    Rewrite,
     Rewriter,
     RewriteTable,
     aten,
     calls,
+    is_product,
     only_here,
     origin_args,
     whole,
     whole_shape,
 )
-from hyperparallel.graph.passes.peephole.sums import is_product
 from hyperparallel.shard.rules.slices import bounds
 
 
@@ -69,7 +70,7 @@ def _part(node: Any) -> tuple[int, int] | None:
 
 
 def _rotated(node: Call, edit: Rewriter) -> fx.Node | None:
-    """cat(-b, a) * sin -> roll(x) * cat(-sin_a, sin_b) for x = (a, b) and a constant sin"""
+    """Table and result for x = (a, b): s = cat(-sin_a, sin_b), roll(x) * s."""
     if not is_product(node):
         return None
     for turned, table in (node.args, node.args[::-1]):
@@ -82,7 +83,7 @@ def _rotated(node: Call, edit: Rewriter) -> fx.Node | None:
 
 
 def _rotated_back(node: Call, edit: Rewriter) -> fx.Node | None:
-    """cat(v, -u) -> roll(g) * cat(sin_b, -sin_a) for g * sin = (u, v) and a constant sin"""
+    """The same for a gradient g with g * sin = (u, v): s = cat(sin_b, -sin_a), roll(g) * s."""
     found = _swapped(node)
     if found is None or not is_product(found.x):
         return None
@@ -125,6 +126,6 @@ def _roll(
 
 
 ROTARY: RewriteTable = {
-    aten.mul.Tensor: (_rotated,),
-    aten.cat.default: (_rotated_back,),
+    aten.mul.Tensor: (Rewrite("cat(-b, a) * sin -> roll(x) * s, x = (a, b), s made once", _rotated),),
+    aten.cat.default: (Rewrite("cat(v, -u) of g * sin = (u, v) -> roll(g) * s, s made once", _rotated_back),),
 }

@@ -30,7 +30,16 @@ def derive(
     loss: str | None = None,
     rates: Rates | None = None,
 ) -> Derived:
-    """Derive a plan for a model and an example batch; the model may be on the meta device."""
+    """Derive a plan for a model and an example batch; the model may be on the meta device.
+
+    >>> import torch, hyperparallel as hp
+    >>> mesh = hp.Layout((2,), ("tp",))
+    >>> with torch.device("meta"):
+    ...     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+    >>> derived = hp.derive(model, hp.Plan(mesh, {"0.weight": mesh("tp", None)}), (torch.ones(4, 8),))
+    >>> next(param.used for param in derived.params if param.name == "2.weight")
+    Layout((2,), ("tp",))(None, "tp")
+    """
     return derived(build(model, plan, args, kwargs, loss=loss, rates=rates))
 
 

@@ -15,7 +15,7 @@ export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := false
 
 .NOTPARALLEL:
-.PHONY: demo test test-slow lint types imports size format \
+.PHONY: demo test test-slow lint types imports docs size format \
         predict-demo bench-shard bench-reshard bench-collectives leaderboard clean help
 
 help:
@@ -58,6 +58,9 @@ types: $(VENV)/checks  ## mypy, strict
 
 imports: $(VENV)/runs  ## imports go one way
 	$(BIN)/python -m checks.imports
+
+docs: $(VENV)/runs  ## write docs/api.md from the docstrings
+	$(BIN)/python -m checks.api
 
 size: $(VENV)/runs  ## files per folder (at most 16), lines per package, files over 400 lines, long names
 	$(BIN)/python -m checks.size

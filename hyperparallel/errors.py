@@ -29,7 +29,11 @@ NOTHING = Words("nothing")
 
 
 class HyperParallelError(Exception):
-    """Base of every exception that this package raises on purpose."""
+    """Base of every exception that this package raises on purpose.
+
+    >>> issubclass(UserError, HyperParallelError), issubclass(RunError, HyperParallelError)
+    (True, True)
+    """
 
 
 class UserError(HyperParallelError, ValueError):
@@ -78,7 +82,12 @@ class TraceError(UserError):
 
 
 class RunError(HyperParallelError, RuntimeError):
-    """A run that failed: names the rank, and what that rank was doing."""
+    """A run that failed: names the rank, and what that rank was doing.
+
+    >>> raise RunError("rank 1 in step 3: ZeroDivisionError")
+    Traceback (most recent call last):
+    hyperparallel.errors.RunError: rank 1 in step 3: ZeroDivisionError
+    """
 
 
 _ALIKE = 0.5

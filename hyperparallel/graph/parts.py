@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from hyperparallel.errors import PlanError
@@ -77,14 +78,15 @@ def build_parts(
     kwargs: Mapping[str, Any] | None = None,
     *,
     loss: str = "",
+    device: torch.device | None = None,
 ) -> BuiltParts:
     """Capture a model once, cut it, and decide each part under its plan.
 
-    parts: in the order in which the forward goes through them. loss: see `build`. Raises `PlanError` for
+    parts: in the order in which the forward goes through them. loss, device: see `build`. Raises `PlanError` for
     parts that cannot be cut so, and what `build` raises.
     """
     _check_alike(parts)
-    captured = captured_model(module, parts[0].plan, args, kwargs, loss=loss)
+    captured = captured_model(module, parts[0].plan, args, kwargs, loss=loss, device=device)
     cut = split(captured, [part.modules for part in parts])
     built = tuple(
         decided(each, part.plan, edges=frozenset(each.input_grads))

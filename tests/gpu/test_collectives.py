@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyperparallel.graph.collective_table import reduce_in_order
 from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.comm.collectives import wait
 from hyperparallel.runtime.comm.group import Group
-from hyperparallel.runtime.exec.virtual import reduce_in_order
 from hyperparallel.runtime.job.session import Session
 from tests.gpu.places import Place, keep_busy, places, side_stream
 from tests.runtime.comm.test_collectives import DTYPES, ops_of, sample

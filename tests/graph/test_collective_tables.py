@@ -18,7 +18,7 @@ from hyperparallel.graph import communication
 from hyperparallel.graph.collective import GroupMember
 from hyperparallel.graph.collective_table import COLLECTIVES, KINDS, collective
 from hyperparallel.graph.passes.write_region import _emit_steps
-from hyperparallel.graph.predict.instructions import listed
+from hyperparallel.graph.predict.instructions import unsized_instructions
 from hyperparallel.graph.region import user_calls
 from hyperparallel.graph.region.emulation import _Real
 from hyperparallel.graph.region.ops import COLLECTIVE_OPS, call_op
@@ -43,7 +43,7 @@ def words() -> dict[str, Any]:
 def instruction_kind(name: str) -> bool:
     graph = fx.Graph()
     node = graph.call_function(words()[name], (graph.placeholder("x"), ("tp",)))
-    (one,) = listed([node])
+    (one,) = unsized_instructions([node])
     return (one.role, one.kind, one.axes) == ("start", COLLECTIVES[name].single.name, ("tp",))
 
 

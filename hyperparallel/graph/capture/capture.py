@@ -49,6 +49,10 @@ class Captured:
     the properties of the same names look the nodes up, so they stay right when a pass rewrites the
     graph. Backward nodes have `meta["partitioner_tag"] == "is_backward"`; nodes of a repeated block
     have `meta["block"] == (kind, index, local name)`.
+
+    >>> captured = capture(torch.nn.Linear(3, 2), (torch.ones(4, 3),))
+    >>> sorted(captured.params), list(captured.inputs), list(captured.outputs)
+    (['bias', 'weight'], ['input'], ['output'])
     """
 
     graph_module: fx.GraphModule

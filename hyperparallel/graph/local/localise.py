@@ -27,7 +27,14 @@ def localise(local: LocalOp) -> tuple[Any, ...]:
 
 
 def register_local_form(target: str, form: LocalForm) -> None:
-    """Give an op of your own a local form, where calling it on local tensors is not right."""
+    """Give an op of your own a local form, where calling it on local tensors is not right.
+
+    target: the op's name, as of `register_rule`. form: gets a `LocalOp` and returns one value per result.
+
+    >>> def ramp(local):  # mylib.ramp(x, start): rows count from the first of the whole tensor
+    ...     return local.call(local.with_argument(1, local.argument(1) + local.offset("s")))
+    >>> register_local_form("mylib.ramp", ramp)
+    """
     _TABLE[target] = form
 
 

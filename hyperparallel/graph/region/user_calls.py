@@ -25,19 +25,41 @@ def axis_index(axis: Axis) -> int:
     """This rank's position along an axis, from 0: a plain number, good for arithmetic and slicing.
 
     Ranks may compute differently by it; they must call the same collectives.
+
+    >>> import torch, hyperparallel as hp
+    >>> mesh = hp.Layout((2,), ("tp",))
+    >>> add_index = hp.local_region(lambda x: x + hp.axis_index("tp"), [mesh("tp")], mesh("tp"))
+    >>> add_index(torch.zeros(4))
+    tensor([0., 0., 1., 1.])
     """
     here = seat()
     return here.index(here.axes(axis))
 
 
 def axis_size(axis: Axis) -> int:
-    """The number of ranks along an axis."""
+    """The number of ranks along an axis.
+
+    >>> import torch, hyperparallel as hp
+    >>> mesh = hp.Layout((2,), ("tp",))
+    >>> def average(x):
+    ...     return hp.all_reduce(x, "tp") / hp.axis_size("tp")
+    >>> mean = hp.local_region(average, [mesh("tp")], mesh(None))
+    >>> mean(torch.tensor([1.0, 3.0]))
+    tensor([2.])
+    """
     here = seat()
     return len(here.members(here.axes(axis)))
 
 
 def all_reduce(x: Tensor, axis: Axis, op: str = "sum") -> Tensor:
-    """The reduction of all members' `x`, on every member; op: sum, avg, max, min or prod."""
+    """The reduction of all members' `x`, on every member; op: sum, avg, max, min or prod.
+
+    >>> import torch, hyperparallel as hp
+    >>> mesh = hp.Layout((2,), ("tp",))
+    >>> fold = hp.local_region(lambda x: hp.all_reduce(x, "tp"), [mesh("tp")], mesh(None))
+    >>> fold(torch.arange(4.0))
+    tensor([2., 4.])
+    """
     here, axes = _call("all_reduce", x, axis, op)
     if len(here.members(axes)) == 1:
         return x
@@ -47,7 +69,14 @@ def all_reduce(x: Tensor, axis: Axis, op: str = "sum") -> Tensor:
 
 
 def all_gather(x: Tensor, axis: Axis, dim: int = 0) -> Tensor:
-    """All members' `x`, joined along `dim` in the order of the axis; other dims must be equal."""
+    """All members' `x`, joined along `dim` in the order of the axis; other dims must be equal.
+
+    >>> import torch, hyperparallel as hp
+    >>> mesh = hp.Layout((2,), ("tp",))
+    >>> join = hp.local_region(lambda x: hp.all_gather(x, "tp"), [mesh("tp")], mesh(None))
+    >>> join(torch.arange(4.0))
+    tensor([0., 1., 2., 3.])
+    """
     here, axes = _call("all_gather", x, axis)
     dim = _dim(here, "all_gather", x, dim)
     if len(here.members(axes)) == 1:
@@ -62,6 +91,12 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int = 0, op: str = "sum") -> Tens
     """This member's piece along `dim` of the reduction of all members' `x`.
 
     Pieces are those of a layout: ceil(n / members) each, the last ones smaller or empty.
+
+    >>> import torch, hyperparallel as hp
+    >>> mesh = hp.Layout((2,), ("tp",))
+    >>> add_copies = hp.local_region(lambda x: hp.reduce_scatter(x, "tp"), [mesh(None)], mesh("tp"))
+    >>> add_copies(torch.arange(4.0))
+    tensor([0., 2., 4., 6.])
     """
     here, axes = _call("reduce_scatter", x, axis, op)
     dim = _dim(here, "reduce_scatter", x, dim)
@@ -74,7 +109,17 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int = 0, op: str = "sum") -> Tens
 
 
 def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor:
-    """Piece i along `split_dim` goes to member i; those received are joined along `concat_dim`."""
+    """Piece i along `split_dim` goes to member i; those received are joined along `concat_dim`.
+
+    >>> import torch, hyperparallel as hp
+    >>> mesh = hp.Layout((2,), ("tp",))
+    >>> turn = hp.local_region(
+    ...     lambda x: hp.all_to_all(x, "tp", split_dim=1, concat_dim=0), [mesh("tp", None)], mesh(None, "tp")
+    ... )
+    >>> turn(torch.arange(4.0).view(2, 2))  # cut by rows before, by columns after
+    tensor([[0., 1.],
+            [2., 3.]])
+    """
     here, axes = _call("all_to_all", x, axis)
     split_dim, concat_dim = (_dim(here, "all_to_all", x, d) for d in (split_dim, concat_dim))
     if len(here.members(axes)) == 1:
@@ -94,6 +139,12 @@ def ppermute(x: Tensor, axis: Axis, perm: int | Sequence[tuple[int, int]]) -> Te
 
     perm: the pairs, each position at most once as sender and once as receiver; or a number of steps
     around the ring (1: everyone gets the `x` of the one before).
+
+    >>> import torch, hyperparallel as hp
+    >>> mesh = hp.Layout((2,), ("tp",))
+    >>> turn = hp.local_region(lambda x: hp.ppermute(x, "tp", 1), [mesh("tp")], mesh("tp"))
+    >>> turn(torch.arange(4.0))
+    tensor([2., 3., 0., 1.])
     """
     here, axes = _call("ppermute", x, axis)
     count = len(here.members(axes))

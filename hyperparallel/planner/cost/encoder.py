@@ -1,10 +1,9 @@
 """What stands in front of a model's layers for images or sound, as work of the first pipeline stage.
 
-A sample has one input of `EncoderPart.tokens` patches for each encoder. Its layers are cut like those of the
-model (heads over tp, patches over cp), recomputed alike, and run where the embedding is; the stem makes
-patches into vectors and has no gradient of its input, the projector works on merged tokens. Left out:
-several images in a sample, images of different sizes, encoders that are frozen or spread over ranks of their
-own.
+A sample has one input of `EncoderPart.tokens` patches for each encoder. Its layers are cut like the model's
+(heads over tp, patches over cp), recomputed alike, and run where the embedding is; the stem makes patches
+into vectors and has no gradient of its input, the projector works on merged tokens. Left out: several images
+in a sample, images of different sizes, encoders that are frozen or spread over ranks of their own.
 """
 
 from __future__ import annotations

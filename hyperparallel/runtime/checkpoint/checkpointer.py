@@ -60,6 +60,13 @@ class Checkpointer:
     store: how ranks agree (None: the default process group's). keep: how many stay (0: all).
     check_replicas: compare the copies that several ranks hold, which costs a host copy of each.
     patience: seconds of silence after which a rank counts as dead; deadline: longest wait.
+
+    >>> import tempfile, torch, hyperparallel as hp
+    >>> with hp.Checkpointer(tempfile.mkdtemp()) as keeper:
+    ...     keeper.save(1, {"w": torch.ones(2)})  # goes on in the background
+    ...     found = {"w": torch.zeros(2)}
+    ...     print(keeper.load(found).step, found["w"])
+    1 tensor([1., 1.])
     """
 
     def __init__(

@@ -69,6 +69,9 @@ def launch(
 
     Raises `RunError` with the traceback of the rank that failed first, `UserError` for a taken port
     or no ranks; KeyboardInterrupt or SystemExit after Ctrl-C or SIGTERM. No rank outlives the call.
+
+    >>> launch(lambda session, base: base + session.rank, 2, args=(10,), threads=1)
+    [10, 11]
     """
     if num_ranks < 1:
         raise UserError("num_ranks", num_ranks, "at least 1")

@@ -96,6 +96,12 @@ def certify(model: nn.Module, plan: Plan, batch: Any, *, seed: int = 0) -> Certi
     """Compare a plan's program with the plain `model` on a global batch, all ranks in this process.
 
     The model must hold real weights; it is run once in training mode and left unchanged.
+
+    >>> import torch, hyperparallel as hp
+    >>> mesh = hp.Layout((2,), ("tp",))
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+    >>> hp.certify(model, hp.Plan(mesh, {"0.weight": mesh("tp", None)}), torch.ones(4, 8)).holds()
+    True
     """
     args, kwargs = call_of(batch)
     built = build(model, plan, args, kwargs)

@@ -58,6 +58,12 @@ def parallelize(
     gradients come from; left out, the one called loss, or else all. Returns the same module object. Raises
     `PlanError` for a plan that does not fit the model or the job, or whose mesh this rank is not in,
     `CaptureError` for a model that cannot be captured, `RunError` where ranks decided differently.
+
+    >>> import torch, hyperparallel as hp
+    >>> model = hp.parallelize(torch.nn.Linear(4, 2), hp.Plan(hp.Layout((1,), ("dp",))), torch.ones(3, 4))
+    >>> model(torch.ones(3, 4)).sum().backward()  # in a job: every rank, with a mesh of its ranks
+    >>> tuple(model.weight.grad.shape)
+    (2, 4)
     """
     args, kwargs = call_of(example_batch)
     if plan == "auto":

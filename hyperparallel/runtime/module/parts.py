@@ -121,7 +121,9 @@ class PartsStep:
         self.compute = next(iter(parts.values())).plan.compute
         ranks = sorted({rank for part in parts.values() for rank in part.plan.mesh.ranks})
         self.here = Here.in_job(Mesh((len(ranks),), ("parts",), ranks))
-        self.built = build_parts(model, list(parts.values()), args, kwargs, loss=loss)
+        self.built = build_parts(
+            model, list(parts.values()), args, kwargs, loss=loss, device=self.here.device
+        )
         agree(self.here, list(_agreed(self.built)), "the parts of a model")
         self._batch_kind = signature(self.built.captured.flatten_inputs(args, kwargs))
         self.programs = {

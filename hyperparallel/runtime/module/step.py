@@ -63,6 +63,21 @@ class TrainStep:
         put together where the program doesn't tell (a mean weighs them by valid labels, or rows); a ratio
         of two sums is then as near as these weights are. compile: send compute through Inductor.
     The model's parameters are presented as DTensors that share memory with what the step updates.
+
+    >>> import torch, hyperparallel as hp
+    >>> _ = torch.manual_seed(0)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Flatten(0), torch.nn.Softplus())
+    >>> class Mean(torch.nn.Module):
+    ...     def __init__(self, inner):
+    ...         super().__init__()
+    ...         self.inner = inner
+    ...     def forward(self, x):
+    ...         return {"loss": self.inner(x).mean()}
+    >>> plan = hp.Plan(hp.Layout((1,), ("dp",)))  # in a job: a mesh of its ranks
+    >>> step = hp.TrainStep(Mean(model), lambda named: torch.optim.SGD(named, lr=0.1), plan, torch.ones(8, 4))
+    >>> first, second = step(torch.ones(8, 4)), step(torch.ones(8, 4))
+    >>> second.loss < first.loss
+    True
     """
 
     def __init__(

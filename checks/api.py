@@ -18,11 +18,11 @@ import hyperparallel
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 ROOMS = {
     "Describe": ("Mesh", "Layout", "Plan"),
-    "Run": ("parallelize", "TrainStep", "launch"),
+    "Run": ("parallelize", "TrainStep", "Part", "PartsStep", "launch"),
     "Look and prove": ("derive", "certify", "capture", "Captured"),
     "Code of your own per rank": (
         *("local_region", "axis_index", "axis_size", "all_reduce", "all_gather", "reduce_scatter"),
-        *("all_to_all", "ppermute"),
+        *("all_to_all", "ppermute", "broadcast"),
     ),
     "Ops of your own": ("register_rule", "register_local_form"),
     "Checkpoints": (

@@ -57,7 +57,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class EdgeLeg:
     """A graph from one local tensor to another. mesh: whose axes its collectives name; None: `BETWEEN`."""
 
     graph: fx.Graph
@@ -80,19 +80,19 @@ class Stretch:
         return [n.meta["transfer"] for n in self.graph.nodes if "transfer" in n.meta]
 
 
-def stretches(edge: Edge, rank: int) -> list[Stretch]:
+def legs_of(edge: Edge, rank: int) -> list[EdgeLeg]:
     """What `rank` does for an edge; of ranks that only receive, the first takes an empty flat tensor."""
     steps = edge.steps
     before = list(takewhile(lambda step: not isinstance(step, SendRecv), steps))
     between, after = steps[len(before) : len(before) + 1], steps[len(before) + 1 :]
     found = []
     if rank in edge.src.mesh.ranks and before:
-        found.append(Stretch(_Writer(edge, rank).along(before), edge.src.mesh))
+        found.append(EdgeLeg(_Writer(edge, rank).along(before), edge.src.mesh))
     for step in between:
         assert isinstance(step, SendRecv)
-        found.append(Stretch(_Writer(edge, rank).exchange(step), None))
+        found.append(EdgeLeg(_Writer(edge, rank).exchange(step), None))
     if rank in edge.dst.mesh.ranks and after:
-        found.append(Stretch(_Writer(edge, rank).along(after), edge.dst.mesh))
+        found.append(EdgeLeg(_Writer(edge, rank).along(after), edge.dst.mesh))
     return found
 
 

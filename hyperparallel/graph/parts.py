@@ -32,6 +32,10 @@ class Part:
 
     modules: patterns of module names; a pattern names a module with all below it, and a star is one part
     of a dotted name.
+
+    >>> import hyperparallel as hp
+    >>> Part(["model.layers.0", "model.layers.1"], hp.Plan(hp.Layout((2,), ("tp",), ranks=(0, 1)))).modules
+    ['model.layers.0', 'model.layers.1']
     """
 
     modules: Sequence[str]
@@ -82,8 +86,8 @@ def build_parts(
 ) -> BuiltParts:
     """Capture a model once, cut it, and decide each part under its plan.
 
-    parts: in the order in which the forward goes through them. loss, device: see `build`. Raises `PlanError` for
-    parts that cannot be cut so, and what `build` raises.
+    parts: in the order in which the forward goes through them. loss, device: see `build`. Raises
+    `PlanError` for parts that cannot be cut so, and what `build` raises.
     """
     _check_alike(parts)
     captured = captured_model(module, parts[0].plan, args, kwargs, loss=loss, device=device)

@@ -164,7 +164,14 @@ def ppermute(x: Tensor, axis: Axis, perm: int | Sequence[tuple[int, int]]) -> Te
 
 def broadcast(x: Tensor, axis: Axis, root: int = 0) -> Tensor:
     """The `x` of the member at position `root` of the axis, on every member; other members' may differ in
-    shape, and their gradients are zero."""
+    shape, and their gradients are zero.
+
+    >>> import torch, hyperparallel as hp
+    >>> mesh = hp.Layout((2,), ("tp",))
+    >>> second = hp.local_region(lambda x: hp.broadcast(x, "tp", root=1), [mesh("tp")], mesh(None))
+    >>> second(torch.arange(4.0))
+    tensor([2., 3.])
+    """
     here, axes = _call("broadcast", x, axis)
     count = len(here.members(axes))
     if not 0 <= root < count:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyperparallel.graph.edge import BETWEEN, Edge, Stretch, stretches
+from hyperparallel.graph.edge import BETWEEN, Edge, EdgeLeg, legs_of
 from hyperparallel.runtime.comm.group import Bind
 from hyperparallel.runtime.comm.groups import Groups
 from hyperparallel.runtime.exec.codegen import WaitClock, compile_nodes
@@ -29,7 +29,7 @@ class EdgeProgram:
         self.receives = rank in edge.dst.mesh.ranks
         self.clock = WaitClock()
         self._channel = f"{edge.name} {edge.source} to {edge.target}"
-        self._calls = [self._compiled(stretch, groups) for stretch in stretches(edge, rank)]
+        self._calls = [self._compiled(stretch, groups) for stretch in legs_of(edge, rank)]
 
     def __call__(self, piece: Tensor | None = None) -> Tensor | None:
         """Take this rank's piece of the value across; the piece it has there, None where it has none.
@@ -45,12 +45,12 @@ class EdgeProgram:
                 (x,) = call(x)
         return x if self.receives else None
 
-    def _compiled(self, stretch: Stretch, groups: Groups) -> Callable[[Tensor], tuple[Any, ...]]:
+    def _compiled(self, stretch: EdgeLeg, groups: Groups) -> Callable[[Tensor], tuple[Any, ...]]:
         (x,) = stretch.graph.find_nodes(op="placeholder")
         bind = self._binder(stretch, groups)
         return compile_nodes(stretch.nodes, [x], [stretch.result], bind, "edge", self.clock)
 
-    def _binder(self, stretch: Stretch, groups: Groups) -> Bind:
+    def _binder(self, stretch: EdgeLeg, groups: Groups) -> Bind:
         mesh, ranks = stretch.mesh, self.edge.ranks
         if mesh is None:
             groups.ensure([ranks], self._channel)

@@ -5,6 +5,7 @@ PYTHON ?= python3
 PIP_FLAGS ?=
 TESTS ?=
 WORKERS ?= 2
+MINUTES ?= 8
 TABLES ?= ../shared/tables
 
 VENV := .venv
@@ -14,9 +15,11 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-ve
 export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := false
 
+STARTED := $(shell date +%s)
+
 .NOTPARALLEL:
 .PHONY: demo test test-slow lint types imports docs size format \
-        predict-demo bench-shard bench-reshard bench-collectives leaderboard clean help
+        gpu predict-demo bench-shard bench-reshard bench-collectives leaderboard clean help
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -64,6 +67,9 @@ docs: $(VENV)/runs  ## write docs/api.md from the docstrings
 
 size: $(VENV)/runs  ## files per folder (at most 16), lines per package, files over 400 lines, long names
 	$(BIN)/python -m checks.size
+
+gpu: $(VENV)/tests  ## on CUDA devices: tests, demo, prediction, speed beside peers; MINUTES=8, one folder in runs/
+	$(BIN)/python -m benchmarks.gpu --started $(STARTED) --minutes $(MINUTES)
 
 predict-demo: $(VENV)/runs  ## describe this machine, predict the demo's step and others, run and compare them
 	$(BIN)/hyperparallel doctor --calibrate

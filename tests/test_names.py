@@ -21,13 +21,6 @@ CLASSES: dict[str, str] = {}
 _COMMAND = "a command of the command line is called like the function that it runs"
 _VERB = "a collective's node in a graph, and the function that does it at run time"
 FUNCTIONS = {
-    "all_gather_many_start": _VERB,
-    "all_gather_start": _VERB,
-    "all_reduce_start": _VERB,
-    "all_to_all_start": _VERB,
-    "permute_start": _VERB,
-    "reduce_scatter_many_start": _VERB,
-    "reduce_scatter_start": _VERB,
     "wait": _VERB,
     "compare": _COMMAND,
     "sweep": _COMMAND,

@@ -3,7 +3,7 @@
 All tables that list collectives follow from `COLLECTIVES` by name: the words of a program
 (`communication.py`), the code generator and virtual ranks (`runtime/exec/`), the ops, emulation, rehearsal
 and segments of regions (`region/`), debug mode (`runtime/comm/debug.py`), the simulator's instructions
-(`predict/instructions.py`). So a new one is a class here, and what moves its bytes: `NAME_start` in
+(`predict/instructions.py`). So a new one is a class here, and what moves its bytes: its start function in
 `runtime/comm/collectives.py` and a method of each transport. For use in regions it also needs a function in
 `region/user_calls.py`.
 """

@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx
 
 from hyperparallel.graph import communication
-from hyperparallel.graph.passes.redistribute import Redistributor, block_of, num_elements
+from hyperparallel.graph.passes.redistribute import Redistributor, box_of, num_elements
 from hyperparallel.graph.program import Transfer
 from hyperparallel.layout import Layout, Mesh, SendRecv, Step, reshard
 from hyperparallel.workload import Value
@@ -133,7 +133,7 @@ class _Writer:
         """Blocks from one rank to another, in the sender's piece (2) or the receiver's (3)."""
         for piece in step.pieces(self.edge.value.shape):
             if (piece.src_rank, piece.dst_rank) == ends:
-                yield block_of(piece[which])  # type: ignore[arg-type]
+                yield box_of(piece[which])  # type: ignore[arg-type]
 
     def _emit(self, fn: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self._noted(self.graph.call_function(fn, args, kwargs))

@@ -21,7 +21,7 @@ from hyperparallel.errors import PlanError
 from hyperparallel.graph.build import Built, captured_model, decided, loss_of
 from hyperparallel.graph.capture.capture import Captured
 from hyperparallel.graph.edge import Edge
-from hyperparallel.graph.passes.split import Split, split
+from hyperparallel.graph.passes.split import PartCut, split_parts
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
 
@@ -91,7 +91,7 @@ def build_parts(
     """
     _check_alike(parts)
     captured = captured_model(module, parts[0].plan, args, kwargs, loss=loss, device=device)
-    cut = split(captured, [part.modules for part in parts])
+    cut = split_parts(captured, [part.modules for part in parts])
     built = tuple(
         decided(each, part.plan, edges=frozenset(each.input_grads))
         for each, part in zip(cut.parts, parts, strict=True)
@@ -109,7 +109,7 @@ def _check_alike(parts: Sequence[Part]) -> None:
             raise PlanError(f"parts, {field}", given, "one value for all parts: they are captured as one")
 
 
-def _edges(cut: Split, built: Sequence[Built]) -> tuple[Edge, ...]:
+def _edges(cut: PartCut, built: Sequence[Built]) -> tuple[Edge, ...]:
     found = []
     for c in cut.crossings:
         value = built[c.source].workload.values[c.value]

@@ -14,11 +14,11 @@ from hyperparallel.layout.layout import Layout
 DEVICE = "device"
 
 
-def check_tier(layout: Layout, where: str, error: type[UserError] = LayoutError) -> None:
+def refuse_tier(layout: Layout, where: str, error: type[UserError] = LayoutError) -> None:
     """Refuse a layout in another memory than the device's; where: the field that it was given for.
 
     >>> from hyperparallel.layout.mesh import Mesh
-    >>> check_tier(Mesh((2,), ("tp",))("tp", tier="host"), "params['a.weight']")
+    >>> refuse_tier(Mesh((2,), ("tp",))("tp", tier="host"), "params['a.weight']")
     Traceback (most recent call last):
     hyperparallel.errors.LayoutError: params['a.weight'].tier: got 'host'; allowed: 'device': no other memory
     is carried yet; write a layout without tier instead
@@ -30,14 +30,14 @@ def check_tier(layout: Layout, where: str, error: type[UserError] = LayoutError)
 
 def check_stored(layout: Layout, where: str, error: type[UserError] = LayoutError) -> None:
     """Refuse what a stored tensor can't be: in another memory, or pending a reduction."""
-    check_tier(layout, where, error)
+    refuse_tier(layout, where, error)
     if layout.partial:
         allowed = "nothing pending: a stored value is reduced"
         raise error(f"{where}.partial", dict(layout.partial), allowed, "a layout without partial")
 
 
 def check_all(layouts: Iterable[object], where: str) -> None:
-    """`check_tier` for each `Layout` among the entries of a list."""
+    """`refuse_tier` for each `Layout` among the entries of a list."""
     for i, layout in enumerate(layouts):
         if isinstance(layout, Layout):
-            check_tier(layout, f"{where}[{i}]")
+            refuse_tier(layout, f"{where}[{i}]")

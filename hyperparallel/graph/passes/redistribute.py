@@ -135,9 +135,9 @@ class Redistributor:
         takes: dict[int, list[communication.Box]] = {member: [] for member in members}
         for part in step.pieces(shape):
             if part.src_rank == self.rank:
-                sends[part.dst_rank].append(block_of(part.src_slices))
+                sends[part.dst_rank].append(box_of(part.src_slices))
             if part.dst_rank == self.rank:
-                takes[part.src_rank].append(block_of(part.dst_slices))
+                takes[part.src_rank].append(box_of(part.dst_slices))
         flat = self.emit(communication.pack, x, [b for blocks in sends.values() for b in blocks])
         started = self.emit(
             communication.all_to_all_start,
@@ -161,7 +161,7 @@ class Redistributor:
         return self.emit(communication.pend, x, step.op, first)
 
 
-def block_of(slices: Sequence[slice]) -> communication.Box:
+def box_of(slices: Sequence[slice]) -> communication.Box:
     """Slices as what `communication.pack` takes."""
     return tuple((part.start, part.stop - part.start) for part in slices)
 

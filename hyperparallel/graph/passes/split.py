@@ -53,14 +53,14 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class Split:
+class PartCut:
     """The parts of a captured model in order, and what crosses between them."""
 
     parts: tuple[Captured, ...]
     crossings: tuple[Crossing, ...]
 
 
-def split(captured: Captured, patterns: Sequence[Sequence[str]]) -> Split:
+def split_parts(captured: Captured, patterns: Sequence[Sequence[str]]) -> PartCut:
     """Cut a captured joint graph; `patterns` names the modules of each part, in the order of the forward.
 
     A pattern names a module and all below it, a star is one part of the name; the longest match counts.
@@ -80,12 +80,12 @@ class _Split:
         self.shared = self._shared()
         self.part: dict[fx.Node, int] = {}
 
-    def run(self) -> Split:
+    def run(self) -> PartCut:
         self._assign()
         self._check_parameters()
         crossings = self._crossings()
         parts = tuple(self._cut(part, crossings) for part in range(len(self.patterns)))
-        return Split(parts, crossings)
+        return PartCut(parts, crossings)
 
     def _shared(self) -> set[fx.Node]:
         """What each part may make for itself: it depends on the batch and fixed buffers alone."""

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hyperparallel.errors import UserError
 from hyperparallel.runtime.comm.group import BACKENDS, Group, job_device
-from hyperparallel.runtime.comm.meeting import meet
+from hyperparallel.runtime.comm.meeting import meet_members
 from hyperparallel.runtime.comm.transport import connect
 
 # Private names, checked on torch 2.13: what new_group is made of.
@@ -133,7 +133,7 @@ class Groups:
         if self._connected and group.size > 1 and group.index >= 0:
             seconds = self.timeout.total_seconds()
             why = f"connect group {group.name}"
-            meet(_get_default_store(), f"group/{group.name}", self.rank, ranks, "", seconds, why)
+            meet_members(_get_default_store(), f"group/{group.name}", self.rank, ranks, "", seconds, why)
             is_world = group.name == "world"
             group.handle = dist.group.WORLD if is_world else new_process_group(ranks, self.timeout)
             group.transport = connect(group, self.timeout, self.transport)

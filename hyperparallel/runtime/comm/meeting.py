@@ -23,7 +23,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 50e-6, 10e-3
 """Seconds between two looks at the store; each pause is half as long again as the one before."""
 
 
-def meet(
+def meet_members(
     store: Store, place: str, rank: int, ranks: Sequence[int], word: str, seconds: float, why: str
 ) -> list[str]:
     """The words of all `ranks` (this `rank` among them), in their order, once all have come.

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import _get_default_store  # private, ch
 
 from hyperparallel.errors import RunError
 from hyperparallel.graph.decided import Decision
-from hyperparallel.runtime.comm.meeting import meet
+from hyperparallel.runtime.comm.meeting import meet_members
 from hyperparallel.runtime.job.here import Here
 
 
@@ -43,7 +43,7 @@ def agree(here: Here, decided: Sequence[Decision], about: str) -> None:
 def _told(here: Here, word: str, why: str) -> list[str]:
     place = f"agreement/{'-'.join(map(str, here.mesh.ranks))}"
     seconds = here.groups.timeout.total_seconds()
-    return meet(_get_default_store(), place, here.rank, here.mesh.ranks, word, seconds, why)
+    return meet_members(_get_default_store(), place, here.rank, here.mesh.ranks, word, seconds, why)
 
 
 def first_difference(ranks: Sequence[int], told: Sequence[Sequence[Sequence[str]]]) -> str:

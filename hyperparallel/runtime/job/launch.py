@@ -38,7 +38,7 @@ from hyperparallel.errors import RunError, UserError
 from hyperparallel.runtime import host
 from hyperparallel.runtime.comm.groups import DEFAULT_TIMEOUT
 from hyperparallel.runtime.comm.settings import read_settings
-from hyperparallel.runtime.job.messages import Failure, Request, Where
+from hyperparallel.runtime.job.messages import Failure, RankRequest, Where
 from hyperparallel.runtime.job.session import Ranks, serve_store
 from hyperparallel.runtime.job.worker import LaunchJob, work
 
@@ -78,7 +78,7 @@ def launch(
     read_settings()
     threads = threads or max(1, host.usable_cores() // num_ranks)
     with _meeting_place(num_ranks, port, collective_timeout) as store, _stop_signals() as stops:
-        crew = _Crew(_start_context(threads), num_ranks, grace, stops)
+        crew = _Crew(start_context(threads), num_ranks, grace, stops)
         job = LaunchJob(os.getpid(), threads, collective_timeout, crew.steps)
         try:
             for rank in range(num_ranks):
@@ -139,7 +139,7 @@ class _Crew:
             running = [p for p in running if p.is_alive()]
         if self._stops:
             for rank in range(len(self._processes)):
-                self._ask(rank, Request.STOP)
+                self._ask(rank, RankRequest.STOP)
         else:
             for process in running:
                 host.signal_group(process.pid, signal.SIGTERM)
@@ -150,14 +150,14 @@ class _Crew:
         for pipe in self._pipes:
             pipe.close()
 
-    def _ask(self, rank: int, request: Request) -> None:
+    def _ask(self, rank: int, request: RankRequest) -> None:
         with suppress(OSError):  # it is gone, or about to be
             self._pipes[rank].send_bytes(pickle.dumps(request))
 
     def _where(self, ranks: list[int]) -> list[str]:
         """Where ranks are that have said nothing, a line each."""
         for rank in ranks:
-            self._ask(rank, Request.WHERE)
+            self._ask(rank, RankRequest.WHERE)
         limit = time.monotonic() + ANSWER_SECONDS
         while any(r not in self._answers for r in ranks) and time.monotonic() < limit:
             self._gather(0.05)
@@ -234,7 +234,8 @@ def _error(failures: list[Failure], silent: Sequence[str] = ()) -> RunError:
     return RunError("\n".join(lines))
 
 
-def _start_context(threads: int) -> Any:
+def start_context(threads: int) -> Any:
+    """How ranks of so many threads are started: forked, or from a fork server."""
     # Counted by NVML; `is_available` would initialise CUDA's driver here, and no forked rank could use it.
     if threads == 1 and torch.cuda.device_count() == 0:
         return multiprocessing.get_context("fork")

@@ -25,7 +25,7 @@ _PACKAGE = str(Path(__file__).parents[2])
 _TORCH = os.path.join("site-packages", "torch")
 
 
-class Request(enum.Enum):
+class RankRequest(enum.Enum):
     """What a launcher asks of a rank."""
 
     STOP = "stop"  # leave after the step at hand, or at once where nobody looks for it

@@ -118,7 +118,7 @@ def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Itera
     keeps its freed memory from then on (`host.keep_freed_memory`).
     """
     read_settings()  # a mistake there ends the job before it meets
-    device = _own_device(ranks.local_rank)
+    device = own_device(ranks.local_rank)
     if device.type == "cpu":
         host.keep_freed_memory()
     dist.init_process_group(
@@ -139,7 +139,7 @@ def open_session(ranks: Ranks, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Itera
         dist.destroy_process_group()
 
 
-def _own_device(local_rank: int) -> torch.device:
+def own_device(local_rank: int) -> torch.device:
     """The CUDA device of this rank, made the current one, or the CPU where there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")

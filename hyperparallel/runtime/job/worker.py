@@ -30,7 +30,7 @@ import torch
 
 from hyperparallel.runtime import host
 from hyperparallel.runtime.comm.group import PeerLost
-from hyperparallel.runtime.job.messages import Failure, Request, Where, what_main_does
+from hyperparallel.runtime.job.messages import Failure, RankRequest, Where, what_main_does
 from hyperparallel.runtime.job.session import Ranks, open_session
 
 _LOST = re.compile(
@@ -115,9 +115,9 @@ def _listen(pipe: Connection, reporter: Reporter, stop: _StopRequest) -> None:
     with suppress(EOFError, OSError):
         while True:
             match pickle.loads(pipe.recv_bytes()):
-                case Request.WHERE:
+                case RankRequest.WHERE:
                     reporter.where()
-                case Request.STOP:
+                case RankRequest.STOP:
                     stop.ask()
 
 

@@ -30,12 +30,12 @@ _PRECISION |= {"complex32": 11, "complex64": 24, "complex128": 53}
 
 
 @lru_cache(maxsize=8192)
-def broadcast(
+def broadcasting(
     inputs: tuple[Shape, ...], output: Shape, linear: InputGroups = (), count: int = 1
 ) -> Rule:
     """The rule of a pointwise op with `count` results of one shape.
 
-    >>> broadcast(((8, 1), (4,)), (8, 4)).inputs
+    >>> broadcasting(((8, 1), (4,)), (8, 4)).inputs
     ((('a',), ()), (('b',),))
     """
     sizes = {LETTERS[i]: size for i, size in enumerate(output) if size != 1}
@@ -58,7 +58,7 @@ def _build(op: Op, values: OpValues, linear: InputGroups) -> Rule:
     inputs = tuple(in_shapes(op, values))
     if not all(_fits(shape, output) for shape in inputs):
         return uncut(op, values)
-    return broadcast(inputs, output, linear, len(op.outputs))
+    return broadcasting(inputs, output, linear, len(op.outputs))
 
 
 @lru_cache(maxsize=8192)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from benchmarks.shard.block import Block
 from hyperparallel.graph.build import captured_model
 from hyperparallel.graph.capture.capture import Captured
-from hyperparallel.graph.passes.split import EDGE, Split, split
+from hyperparallel.graph.passes.split import EDGE, PartCut, split_parts
 from hyperparallel.layout import Mesh
 from hyperparallel.plan import Plan
 from tests.graph.capture import families
@@ -35,7 +35,7 @@ def run(captured: Captured, values: Values) -> Values:
     return dict(zip(captured.results, captured.graph_module(*given), strict=True))
 
 
-def run_parts(cut: Split, values: Values) -> Values:
+def run_parts(cut: PartCut, values: Values) -> Values:
     """All parts again and again until everything has crossed; results of the last round."""
     known, found = dict(values), {}
     for _ in range(2 * len(cut.parts) + 1):
@@ -91,7 +91,7 @@ def test_parts_compute_what_the_whole_computes(name: str) -> None:
     make, args, patterns = CASES[name]
     model = make(torch.float64) if make is plain_decoder else make()
     captured = captured_model(model, PLAN, args, loss="")
-    cut = split(captured, patterns)
+    cut = split_parts(captured, patterns)
     assert len(cut.parts) == len(patterns) and cut.crossings
     values = values_of(model, captured, args, {})
     whole, parts = run(captured, values), run_parts(cut, values)
@@ -106,7 +106,7 @@ def test_a_hugging_face_model_splits_by_its_layers(family: str) -> None:
     model, batch = families.seeded(family, 2, tie_word_embeddings=False)
     captured = captured_model(model.double(), PLAN, (), batch, loss="loss")
     front = ["model.embed_tokens", "model.layers.0"]
-    cut = split(captured, [front, ["model.layers.1", "model.norm", "lm_head"]])
+    cut = split_parts(captured, [front, ["model.layers.1", "model.norm", "lm_head"]])
     assert len(cut.crossings) == 2, "one activation and its gradient"
     values = values_of(model, captured, (), batch)
     values["tangent", "loss"] = torch.ones((), dtype=torch.float32)  # transformers sums in float32
@@ -117,7 +117,7 @@ def test_a_hugging_face_model_splits_by_its_layers(family: str) -> None:
 
 def test_every_op_is_in_one_part_but_what_depends_on_the_batch_alone() -> None:
     captured = captured_model(plain_decoder(torch.float64), PLAN, IDS, loss="")
-    cut = split(captured, CASES["decoder"][2])
+    cut = split_parts(captured, CASES["decoder"][2])
 
     def ops(graph: Any) -> set[str]:
         return {node.name for node in graph.nodes if node.op == "call_function"}

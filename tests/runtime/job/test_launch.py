@@ -19,11 +19,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from hyperparallel.errors import RunError, UserError
+from hyperparallel.layout import Layout
 from hyperparallel.runtime.comm.collectives import all_reduce_start, wait
-from hyperparallel.runtime.job.launch import launch
-from hyperparallel.runtime.job.session import Ranks, Session, open_session, ranks_from_environment
+from hyperparallel.runtime.comm.group import job_device
+from hyperparallel.runtime.job.here import Here
+from hyperparallel.runtime.job.launch import launch, start_context
+from hyperparallel.runtime.job.session import (
+    Ranks,
+    Session,
+    open_session,
+    own_device,
+    ranks_from_environment,
+)
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.procs
@@ -213,6 +223,7 @@ def test_ranks_die_with_a_killed_launcher(tmp_path: Path) -> None:
         assert until(lambda: all(gone(pid) for pid in pids(tmp_path, 2)), 15)
 
 
+@pytest.mark.alone  # one second of grace
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_one_signal_ends_cleanly_and_the_stuck_rank_by_force(
     tmp_path: Path, number: signal.Signals
@@ -320,6 +331,38 @@ def test_the_environment_gives_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -
     ranks = ranks_from_environment()
     assert ranks is not None and (ranks.rank, ranks.store) == (1, "h:29")
     assert ranks.prefix.endswith("/3") and not ranks.hosts_store
+
+
+def test_more_ranks_than_cuda_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks on one device would only meet NCCL's own error, in their first collective."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert own_device(1) == torch.device("cuda", 1) and current == [torch.device("cuda", 1)]
+    with pytest.raises(UserError, match=r"local rank 2 .* 2 CUDA devices'; allowed: at most 2; write CUDA"):
+        own_device(2)
+
+
+def test_ranks_are_not_forked_where_there_are_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever looked for a device in this process has initialised a driver that no fork can use."""
+    assert start_context(1).get_start_method() == "fork"
+    assert start_context(2).get_start_method() == "forkserver"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert start_context(1).get_start_method() == "forkserver"
+
+
+def test_a_job_over_gloo_alone_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever devices the machine has beside it."""
+
+    def look(rank: int) -> tuple[str, str]:
+        return job_device(), Here.in_job(Layout((2,), ("dp",))).device.type
+
+    assert run_ranks(2, look) == [("cpu", "cpu")] * 2
+    known = {"cpu:gloo,cuda:nccl": "cuda", "cuda:nccl": "cuda", "cpu:gloo,cuda:gloo": "cpu"}
+    for backends, kind in known.items():
+        monkeypatch.setattr(dist, "get_backend_config", lambda backends=backends: backends)
+        assert job_device() == kind
 
 
 def test_ranks_ignore_the_terminal_and_lead_their_groups() -> None:

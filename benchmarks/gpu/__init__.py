@@ -1,0 +1,1 @@
+"""`make gpu`: everything that wants a CUDA device, in one command of at most eight minutes."""

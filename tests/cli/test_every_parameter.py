@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from hyperparallel.cli import run as run_module
 from hyperparallel.cli.__main__ import app
 from hyperparallel.cli.request import Request
+from hyperparallel.cluster.files import cluster_yaml
 from hyperparallel.cluster.presets import preset
 from hyperparallel.simulate.timeline import Span, Timeline
 from hyperparallel.simulate.trace import write_trace
@@ -134,7 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files that the words name."""
     made = tmp_path_factory.mktemp("files")
     (made / "declared.yaml").write_text("mesh: {dp: 2}\nfsdp: dp\n")
-    (made / "machine.yaml").write_text(preset("h100", 8).to_yaml())
+    (made / "machine.yaml").write_text(cluster_yaml(preset("h100", 8)))
     (made / "derived.json").write_text(llama(2).to_json())
     (made / "other.json").write_text(llama(3).to_json())
     for name, seconds in (("one.json", 1.0), ("two.json", 1.5), ("three.json", 4.0)):

@@ -211,7 +211,7 @@ def test_rows_less_the_first_row_of_all() -> None:
     for rows in (4, 5):
         torch.testing.assert_close(model(numbers(rows, 4)), plain(numbers(rows, 4)), rtol=1e-13, atol=1e-13)
         assert hp.certify(model, hp.Plan(TP), numbers(rows, 4)).holds(1e-13)
-    inner = [c for c in hp.Plan(TP).derive(model, numbers(4, 4)).communications
+    inner = [c for c in hp.derive(model, hp.Plan(TP), numbers(4, 4)).communications
              if "from_first asks for it" in c.reason]  # fmt: skip
     assert {(c.kind, c.phase) for c in inner} == {("broadcast", "forward"), ("reduce_scatter", "backward")}
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
 
 import torch
 
@@ -108,10 +110,18 @@ def _shown(spec: Spec) -> str:
     return f"({dims}{pending})"
 
 
+def _target_words(target: Any) -> str:
+    """The name of what a node calls, the same in every process: a Python function prints its address."""
+    if isinstance(target, FunctionType | BuiltinFunctionType):
+        return f"{target.__module__}.{target.__qualname__}"
+    named = hasattr(target, "_schema") or type(target).__repr__ is not object.__repr__
+    return str(target) if named else type(target).__qualname__
+
+
 def _of_program(program: RankProgram) -> Iterator[Decision]:
     collectives, targets = 0, {node.target: "" for node in program.graph.nodes}
     for target in targets:
-        targets[target] = str(target)  # once each: torch makes the name of an op anew every time
+        targets[target] = _target_words(target)  # once each: torch makes the name of an op anew every time
     for number, node in enumerate(program.graph.nodes):
         yield f"node {number} of the program", f"{node.name} = {targets[node.target]}"
         transfer = node.meta.get("transfer")

@@ -114,8 +114,7 @@ def _target_words(target: Any) -> str:
     """The name of what a node calls, the same in every process: a Python function prints its address."""
     if isinstance(target, FunctionType | BuiltinFunctionType):
         return f"{target.__module__}.{target.__qualname__}"
-    named = hasattr(target, "_schema") or type(target).__repr__ is not object.__repr__
-    return str(target) if named else type(target).__qualname__
+    return str(target) if hasattr(target, "_schema") else type(target).__qualname__
 
 
 def _of_program(program: RankProgram) -> Iterator[Decision]:

@@ -151,7 +151,8 @@ def seen(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any
         asked.append((request.plan.to_yaml(), request.config, check))
 
     monkeypatch.setattr(run_module, "run", asked_to_run)
-    monkeypatch.setattr("hyperparallel.cli.doctor.diagnosis.calibrated", lambda ranks: [f"timed {ranks} ranks"])
+    timed = "hyperparallel.cli.doctor.diagnosis.calibrated"
+    monkeypatch.setattr(timed, lambda ranks: [f"timed {ranks} ranks"])
     monkeypatch.chdir(folder)
     before = set(folder.iterdir())
     done = CliRunner().invoke(app, words)

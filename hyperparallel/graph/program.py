@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import fx
 
+from hyperparallel.cluster import Rates
 from hyperparallel.plan.derived import RewriteCount
 from hyperparallel.shard.spec import Spec
 
@@ -57,6 +58,8 @@ class RankProgram:
     input_specs: Mapping[str, Spec]
     output_specs: Mapping[str, Spec]
     grad_specs: Mapping[str, Spec]
+    rates: Rates
+    """What the decisions were priced with, for passes that weigh."""
     joint: bool = True
     """Whether forward and backward run as one; else nothing of the forward may wait for the backward."""
     exact: bool = False

@@ -37,7 +37,7 @@ class Decisions:
     stored / used: per parameter name, how it is kept between steps and how the program takes it.
     sources, outputs: spec per value name. operands: per op name the specs of its inputs and outputs.
     cuts: op name -> factor -> who cuts it. constant: ops that run once.
-    reasons: per parameter name, why it is laid out as it is.
+    reasons: per parameter name, why it is laid out as it is. rates: what all was priced with.
     """
 
     plan: Plan
@@ -52,6 +52,7 @@ class Decisions:
     reasons: Mapping[str, str]
     seconds: float
     bound_seconds: float
+    rates: Rates
 
     def accumulated(self, name: str) -> Spec:
         """How a gradient lies while micro-batches are added up, apart from sums that wait for the last."""
@@ -80,10 +81,10 @@ def decide(
     every module that the plan names.
     Raises `PlanError`/`LayoutError` for declarations that match nothing or do not fit.
     """
-    settling = _Settling(
-        workload, refine(plan, workload, rules), random, whole, edges, micro_batches, later
-    )
     rates = rates or Rates()
+    settling = _Settling(
+        workload, refine(plan, workload, rules), random, whole, edges, micro_batches, later, rates
+    )
     done = Progress()
     axes = []
     for axis in settling.mesh.names:
@@ -129,6 +130,7 @@ class _Settling:
     edges: frozenset[str]
     micro_batches: int
     later: bool
+    rates: Rates
     declared: dict[str, tuple[str, Layout]] = field(init=False)
     inputs: dict[str, tuple[str, Layout]] = field(init=False)
     stored_on_batch: dict[str, tuple[int, str]] = field(init=False)
@@ -275,6 +277,7 @@ class _Settling:
             reasons={name: self._reason(name, used[name], stored[name]) for name in work.params},
             seconds=sum(a.seconds for a in axes),
             bound_seconds=sum(a.bound_seconds for a in axes),
+            rates=self.rates,
         )
 
     def _placed(self, value: str, places: list[tuple[str, AxisState]]) -> Spec:

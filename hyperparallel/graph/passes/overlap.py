@@ -19,7 +19,7 @@ from typing import Any
 from torch import fx
 
 from hyperparallel.graph import communication
-from hyperparallel.graph.passes.coalesce import needs_parameters_only
+from hyperparallel.graph.passes.pairs import needs_parameters_only, origin, results_of
 from hyperparallel.graph.program import RankProgram
 
 
@@ -48,7 +48,7 @@ def overlap(program: RankProgram, prefetch: int = 8) -> RankProgram:
         order.append(node)
         in_flight.difference_update(node.all_input_nodes)
         for start in followers.get(node, ()):
-            if all(n in placed or n.op == "placeholder" for n in start.all_input_nodes):
+            if all(n in placed or n.op == "placeholder" for n in map(origin, start.all_input_nodes)):
                 place(start)
 
     for node in nodes:
@@ -62,7 +62,7 @@ def overlap(program: RankProgram, prefetch: int = 8) -> RankProgram:
                 continue
             place(start)
             in_flight.add(start)
-            latest.update(zip(_items(start), _results(start), strict=True))
+            latest.update(zip(_items(start), results_of(start), strict=True))
         if node not in waits and node not in erased:
             place(node)
     for node in nodes:
@@ -78,19 +78,9 @@ def _has_room(in_flight: set[fx.Node], prefetch: int) -> bool:
 
 def _items(start: fx.Node) -> list[Any]:
     """What a start gathers, by tensor: equal for equal pieces over equal axes."""
-    operand, dim, sizes, *rest = start.args
-    if start.target not in communication.SINGLE:
-        return [(operand, dim, tuple(sizes), *rest)]  # type: ignore[arg-type]
-    lists = zip(operand, dim, sizes, strict=True)  # type: ignore[arg-type]
-    return [(one, at, tuple(parts), *rest) for one, at, parts in lists]
-
-
-def _results(start: fx.Node) -> list[fx.Node]:
-    """The nodes that give the gathered tensors, in the order of `_items`."""
-    (wait,) = start.users
-    if start.target not in communication.SINGLE:
-        return [wait]
-    return sorted(wait.users, key=lambda item: item.args[1])  # type: ignore[arg-type, return-value]
+    one = communication.SINGLE.get(start.target, start.target)
+    parts = communication.STARTS[start.target].singles(start.args)
+    return [(one, *(tuple(arg) if isinstance(arg, list) else arg for arg in own)) for own in parts]
 
 
 def _readers(result: fx.Node) -> set[fx.Node]:
@@ -102,7 +92,7 @@ def _readers(result: fx.Node) -> set[fx.Node]:
 def _reuse(there: Sequence[Any], start: fx.Node) -> set[fx.Node]:
     """Let the users of what `start` gathers take what is there; returns the nodes that vanish."""
     (wait,) = start.users
-    results = _results(start)
+    results = results_of(start)
     for mine, other in zip(results, there, strict=True):
         mine.replace_all_uses_with(other)
     gone = list(dict.fromkeys((*results, wait, start)))
@@ -114,7 +104,7 @@ def _reuse(there: Sequence[Any], start: fx.Node) -> set[fx.Node]:
 def _followers(starts: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     followers: dict[fx.Node, list[fx.Node]] = {}
     for start in starts:
-        for used in start.all_input_nodes:
+        for used in map(origin, start.all_input_nodes):
             followers.setdefault(used, []).append(start)
     return {node: sorted(found) for node, found in followers.items()}
 

@@ -73,6 +73,7 @@ def gradient_reduction(program: RankProgram, workload: Workload, decisions: Deci
         input_specs=program.grad_specs,
         output_specs={},
         grad_specs={name: decisions.stored[name] for name in results},
+        rates=decisions.rates,
     )
 
 
@@ -337,4 +338,5 @@ class _Partition:
             input_specs={p: self.decisions.sources[v] for p, v in work.inputs.items()},
             output_specs={p: self.decisions.outputs[v] for p, v in work.outputs.items()},
             grad_specs=grad_specs,
+            rates=self.decisions.rates,
         )

@@ -18,6 +18,7 @@ from hyperparallel.layout import Layout, Mesh
 from hyperparallel.plan.fixed_layouts import dim_place, region_of, written_choices, written_specs
 from hyperparallel.plan.plan import Plan, match
 from hyperparallel.plan.split_axes import refine
+from hyperparallel.plan.wording import bytes_words
 from hyperparallel.shard.axis_problem import AxisDecision, AxisTask, Progress
 from hyperparallel.shard.axis_states import WHOLE, AxisState, Choice, Cut, Pending
 from hyperparallel.shard.op_seconds import VIEWS, op_kind
@@ -325,6 +326,9 @@ class _Settling:
             why = "derived: whole on every rank costs least"
         if name in self.stored_on_batch and stored != used:
             why += f"; kept cut by {self.plan.fsdp} between uses (fsdp, zero={self.plan.zero})"
+            if self.plan.in_flight_bytes is not None:
+                ahead = bytes_words(self.plan.in_flight_bytes)
+                why += f", gathered ahead of use while at most {ahead} are under way (in_flight_bytes)"
         return why
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch import fx
 
 from hyperparallel.graph import communication
-from hyperparallel.graph.passes.pairs import is_handed_out, join, needs_parameters_only
+from hyperparallel.graph.passes.pairs import is_fetch, is_handed_out, join
 from hyperparallel.graph.program import RankProgram
 
 JOINED = (communication.all_gather_start, communication.reduce_scatter_start)
@@ -67,7 +67,7 @@ def _joinable(node: fx.Node) -> bool:
     if not block_of(node.meta["module"]):
         return False
     if node.target is communication.all_gather_start:
-        return needs_parameters_only(node)
+        return is_fetch(node)
     return is_handed_out(node)
 
 

@@ -17,6 +17,7 @@ from hyperparallel.graph import communication
 from hyperparallel.graph.collective import ManyCollective
 
 _CAST = torch.ops.aten._to_copy.default
+_PREPARES = {_CAST, torch.ops.aten.reshape.default, communication.pack, communication.pend}
 
 MANY: dict[Any, Any] = {single: many for many, single in communication.SINGLE.items()}
 """For a collective of one tensor, that of many."""
@@ -29,16 +30,44 @@ def origin(node: fx.Node) -> fx.Node:
     return node
 
 
-def needs_parameters_only(start: fx.Node) -> bool:
-    """Whether a start depends on placeholders alone, through local nodes that move no data to speak of."""
+def starts_of(graph: fx.Graph) -> list[fx.Node]:
+    """What is waited for, in order."""
+    return [node for node in graph.nodes if any(user.target is communication.wait for user in node.users)]
+
+
+def is_fetch(start: fx.Node) -> bool:
+    """Whether what a start takes stays where it is: a parameter, or what lies in another memory tier.
+
+    It may be cast, viewed or packed before.
+    """
     todo = list(start.all_input_nodes)
     while todo:
         node = todo.pop()
-        if node.op == "call_function":
-            if node.target is communication.wait or len(node.all_input_nodes) != 1:
+        if node.target is communication.wait:
+            if node.all_input_nodes[0].meta["transfer"].tier == "device":
+                return False
+        elif node.op == "call_function":
+            if node.target not in _PREPARES and not is_view(node):
                 return False
             todo.extend(node.all_input_nodes)
     return True
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether an op's result may be its operand's memory."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    returned = node.target._schema.returns
+    shares = bool(returned) and returned[0].alias_info is not None
+    return shares or node.target is torch.ops.aten._unsafe_view.default
+
+
+def parts_of(start: fx.Node) -> list[Any]:
+    """What a start takes and does, by tensor: equal for equal tensors moved alike."""
+    one = communication.SINGLE.get(start.target, start.target)
+    known = communication.STARTS.get(start.target)
+    parts = known.singles(start.args) if known else [start.args]
+    return [(one, *(tuple(arg) if isinstance(arg, list) else arg for arg in own)) for own in parts]
 
 
 def results_of(start: fx.Node) -> list[fx.Node]:
@@ -51,11 +80,11 @@ def results_of(start: fx.Node) -> list[fx.Node]:
 
 
 def is_handed_out(start: fx.Node) -> bool:
-    """Whether what a start makes is only handed out of the program, as it is or cast or viewed."""
+    """Whether nothing computes with what a start makes: it is cast, viewed, moved on or returned."""
     todo = list(start.users)
     while todo:
         node = todo.pop()
-        if node.op != "output":
+        if node.op != "output" and "transfer" not in node.meta:
             if len(node.all_input_nodes) != 1:
                 return False
             todo.extend(node.users)
@@ -90,6 +119,7 @@ def join(graph: fx.Graph, starts: Sequence[fx.Node], before: fx.Node, module: st
     joined.meta["transfer"] = replace(
         transfers[-1],
         num_bytes=sum(t.num_bytes for t in transfers),
+        held_bytes=sum(t.held_bytes for t in transfers),
         value=", ".join(t.value for t in transfers),
         module=module,
     )

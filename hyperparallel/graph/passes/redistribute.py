@@ -43,15 +43,15 @@ class Redistributor:
     """Emits redistributions of one value for one rank.
 
     reduce: the dtype that carries reductions of 16-bit floats. emit(fn, *args) adds a node; collect(node,
-    kind, axes, num_bytes, dtype) notes what a collective moves; the local shape that goes in, its dtype and
-    size of an item are in the node's meta.
+    kind, axes, num_bytes, dtype, held_bytes) notes what a collective moves, and holds while it is under way;
+    the dtype and the size of an item are in the node's meta.
     """
 
     rank: int
     value: Value
     reduce: str
     emit: Emit
-    collect: Callable[[Any, str, tuple[str, ...], int, str], None]
+    collect: Callable[[Any, str, tuple[str, ...], int, str, int], None]
 
     def __call__(self, x: Any, src: Spec, dst: Spec) -> Any:
         """`x` laid out as `dst`."""
@@ -86,10 +86,12 @@ class Redistributor:
         how = step.op if isinstance(step, (AllReduce, ReduceScatter)) else ""
         return reduce_dtype(self.value.dtype, how, self.reduce)
 
-    def _note(self, node: Any, kind: str, axes: tuple[str, ...], num: int, dtype: str, local: Any) -> None:
+    def _note(self, node: Any, step: Step, shape: tuple[int, ...], dtype: str) -> None:
         itemsize = getattr(torch, dtype).itemsize
-        node.meta.update(shape=local, itemsize=itemsize, dtype=dtype)
-        self.collect(node, kind, axes, num * itemsize, dtype)
+        node.meta.update(itemsize=itemsize, dtype=dtype)
+        held = max(math.prod(end.largest_shape(shape)) for end in (step.src, step.dst))
+        moved = step.num_elements(shape) * itemsize
+        self.collect(node, _kind(step), step.axes, moved, dtype, held * itemsize)
 
     def _step(self, x: Any, step: Step, shape: tuple[int, ...], dtype: str) -> Any:
         match step:
@@ -101,8 +103,7 @@ class Redistributor:
                 return self._exchange(x, step, shape, dtype)
             case _:
                 started = self._start(x, step, shape)
-                local = step.src.local_shape(shape, self.rank)
-                self._note(started, _kind(step), step.axes, step.num_elements(shape), dtype, local)
+                self._note(started, step, shape, dtype)
                 return self.emit(communication.wait, started)
 
     def _start(self, x: Any, step: Step, shape: tuple[int, ...]) -> Any:
@@ -144,8 +145,7 @@ class Redistributor:
             flat, 0, [num_elements(b) for b in sends.values()], 0,
             [num_elements(b) for b in takes.values()], step.axes,
         )  # fmt: skip
-        sent = (sum(map(num_elements, sends.values())),)
-        self._note(started, "permute", step.axes, step.num_elements(shape), dtype, sent)
+        self._note(started, step, shape, dtype)
         received = self.emit(communication.wait, started)
         local = list(step.dst.local_shape(shape, self.rank))
         blocks = [b for taken in takes.values() for b in taken]

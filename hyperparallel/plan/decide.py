@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from hyperparallel.cluster import Rates
 from hyperparallel.errors import LayoutError
@@ -21,7 +22,7 @@ from hyperparallel.plan.split_axes import refine
 from hyperparallel.plan.wording import bytes_words
 from hyperparallel.shard.axis_problem import AxisDecision, AxisTask, Progress
 from hyperparallel.shard.axis_states import WHOLE, AxisState, Choice, Cut, Pending
-from hyperparallel.shard.op_seconds import VIEWS, op_kind
+from hyperparallel.shard.op_seconds import VIEWS, StepSeconds, op_kind
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.shard.solve_axis import constant_ops, solve_axis
 from hyperparallel.shard.spec import FactorCut, Spec, make_spec, spec_of_dims, spec_of_layout
@@ -54,6 +55,15 @@ class Decisions:
     seconds: float
     bound_seconds: float
     rates: Rates
+
+    def step_seconds(self, dtype: str) -> StepSeconds:
+        """What the steps of a redistribution cost; one for all ranks, as `reshard` remembers by it."""
+        known = self._step_seconds
+        return known.setdefault(dtype, StepSeconds(self.rates, dtype, self.plan.reduce))
+
+    @cached_property
+    def _step_seconds(self) -> dict[str, StepSeconds]:
+        return {}
 
     def accumulated(self, name: str) -> Spec:
         """How a gradient lies while micro-batches are added up, apart from sums that wait for the last."""

@@ -96,7 +96,9 @@ def _reduced(place: fx.Node, name: str, program: RankProgram, value: Value, deci
             kind, axes, num_bytes, value.name, "", True, why, dtype, held_bytes=held
         )
 
-    move = Redistributor(program.rank, value, decisions.plan.reduce, emit, collect)
+    move = Redistributor(
+        program.rank, value, decisions.plan.reduce, emit, collect, decisions.step_seconds(value.dtype)
+    )
     reduced: fx.Node = move(place, program.grad_specs[name], decisions.stored[name])
     return reduced
 
@@ -243,7 +245,8 @@ class _Partition:
             self._note_transfer(node, kind, axes, num_bytes, value, dtype, held)
 
         whole, reduce = self.workload.values[value], self.decisions.plan.reduce
-        return Redistributor(self.rank, whole, reduce, self._emit, collect)
+        costs = self.decisions.step_seconds(whole.dtype)
+        return Redistributor(self.rank, whole, reduce, self._emit, collect, costs)
 
     def _note_transfer(
         self, node: fx.Node, kind: str, axes: tuple[str, ...], num_bytes: int, value: str, dtype: str,

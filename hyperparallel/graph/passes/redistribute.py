@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from hyperparallel.errors import LayoutError
 from hyperparallel.graph import communication
 from hyperparallel.layout import (
     AllGather,
@@ -30,7 +31,7 @@ from hyperparallel.layout import (
     Step,
     reshard,
 )
-from hyperparallel.shard.op_seconds import reduce_dtype
+from hyperparallel.shard.op_seconds import StepSeconds, reduce_dtype
 from hyperparallel.shard.spec import Spec, common_view, make_spec
 from hyperparallel.workload import Value
 
@@ -44,7 +45,8 @@ class Redistributor:
 
     reduce: the dtype that carries reductions of 16-bit floats. emit(fn, *args) adds a node; collect(node,
     kind, axes, num_bytes, dtype, held_bytes) notes what a collective moves, and holds while it is under way;
-    the dtype and the size of an item are in the node's meta.
+    the dtype and the size of an item are in the node's meta. costs: seconds of a step, so that what runs is
+    what decisions were priced with; None where the steps are given (`along`).
     """
 
     rank: int
@@ -52,11 +54,16 @@ class Redistributor:
     reduce: str
     emit: Emit
     collect: Callable[[Any, str, tuple[str, ...], int, str, int], None]
+    costs: StepSeconds | None = None
 
     def __call__(self, x: Any, src: Spec, dst: Spec) -> Any:
-        """`x` laid out as `dst`."""
+        """`x` laid out as `dst`; `LayoutError` where that is no matter of one mesh and one memory tier."""
         if src == dst:
             return x
+        if src.mesh != dst.mesh or src.tier != dst.tier:
+            given = f"{src.layout()} -> {dst.layout()}"
+            allowed = "two layouts on one mesh and in one memory tier"
+            raise LayoutError(f"layout of {self.value.name}", given, allowed)
         view = common_view(src, dst)
         if view is None:
             whole = make_spec(src.mesh, [[(size, ())] for size in src.shape])
@@ -65,7 +72,8 @@ class Redistributor:
         finer = shape != src.shape
         if finer:
             x = self.emit(aten.reshape.default, x, list(src_layout.local_shape(shape, self.rank)))
-        x = self.along(x, reshard(src_layout, dst_layout, shape, self.value.itemsize), shape)
+        steps = reshard(src_layout, dst_layout, shape, self.value.itemsize, self.costs)
+        x = self.along(x, steps, shape)
         return self.emit(aten.reshape.default, x, list(dst.local_shape(self.rank))) if finer else x
 
     def along(self, x: Any, steps: Sequence[Step], shape: tuple[int, ...]) -> Any:

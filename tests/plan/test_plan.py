@@ -119,6 +119,7 @@ def random_plans(draw: st.DrawFn) -> Plan:
         "compute": draw(st.sampled_from([None, "bfloat16"])),
         "reduce": draw(st.sampled_from(["float32", "bfloat16"])),
         "exact": draw(st.booleans()),
+        "in_flight_bytes": draw(st.sampled_from([None, 0, 1 << 26])),
         "params": layouts(),
         "inputs": layouts(),
         "activations": layouts(),

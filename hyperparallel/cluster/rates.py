@@ -7,7 +7,8 @@ Topology, contention and efficiency curves are not modelled here. `sustained_rat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyperparallel.cluster.axis_links import crossed_bytes_s
@@ -52,6 +53,18 @@ class Rates:
         """
         bandwidth = self.axis_bytes_per_second.get(axis, self.link_bytes_per_second)
         return self.latency_seconds + received_bytes / bandwidth
+
+    def message_bytes(self, axes: Sequence[str], total_bytes: float) -> float:
+        """The size of the messages in which `total_bytes`, that become ready one by one, travel soonest.
+
+        Messages of b bytes pay total / b latencies, and the last, begun when all is ready, is hidden
+        behind nothing: total / b * latency + b / bandwidth is least for sqrt(total * latency * bandwidth).
+
+        >>> Rates(link_bytes_per_second=10.0, latency_seconds=1.0).message_bytes(("dp",), 40.0)
+        20.0
+        """
+        speeds = [self.axis_bytes_per_second.get(axis, self.link_bytes_per_second) for axis in axes]
+        return math.sqrt(total_bytes * self.latency_seconds * min(speeds))
 
 
 def sustained_rates(cluster: Cluster, axes: Mapping[str, int] | None = None) -> Rates:

@@ -128,6 +128,16 @@ class ManyCollective:
         lists, shared = call[: self._num_lists], call[self._num_lists :]
         return [(*one, *shared) for one in zip(*lists, strict=True)]
 
+    def joined(self, singles: Sequence[Call]) -> Call:
+        """The inverse of `singles`: calls that share all but what each tensor has of its own, as one.
+
+        >>> from hyperparallel.graph.collective_table import COLLECTIVES
+        >>> COLLECTIVES["all_reduce_many"].joined([("x", "sum", ("dp",)), ("y", "sum", ("dp",))])
+        (['x', 'y'], 'sum', ('dp',))
+        """
+        lists = [list(items) for items in zip(*(one[: self._num_lists] for one in singles), strict=True)]
+        return (*lists, *singles[0][self._num_lists :])
+
     def compute(self, calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
         """Every member's results."""
         by_tensor = zip(*map(self.singles, calls), strict=True)

@@ -36,7 +36,7 @@ Pairs = Sequence[tuple[int, int]]
 class _AllReduce(CollectiveKind):
     """Every member gets the reduction of all members' operands."""
 
-    name, arguments = "all_reduce", {"op": "str"}
+    name, arguments, num_listed = "all_reduce", {"op": "str"}, 0
 
     def returns(self, shape: Shape, member: GroupMember, op: str) -> Shape:
         return shape

@@ -60,6 +60,7 @@ all_to_all_start = start_of("all_to_all")
 permute_start = start_of("permute")
 all_gather_many_start = start_of("all_gather_many")
 reduce_scatter_many_start = start_of("reduce_scatter_many")
+all_reduce_many_start = start_of("all_reduce_many")
 
 SINGLE: Mapping[Any, Start] = {
     word: _WORDS[which.single.name] for word, which in STARTS.items() if which.single is not which

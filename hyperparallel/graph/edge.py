@@ -121,7 +121,8 @@ class _Writer:
         sizes = [[num_elements(blocks) for blocks in side.values()] for side in (sends, takes)]
         started = self._emit(communication.all_to_all_start, x, 0, sizes[0], 0, sizes[1], BETWEEN)
         received = sum(sizes[1]) * self.edge.value.itemsize
-        self._collect(started, "send_recv", BETWEEN, received, self.edge.value.dtype)
+        held = max(sum(sizes[0]), sum(sizes[1])) * self.edge.value.itemsize
+        self._collect(started, "send_recv", BETWEEN, received, self.edge.value.dtype, held)
         x = self._emit(communication.wait, started)
         if self.rank in step.dst.mesh.ranks:
             local = list(step.dst.local_shape(shape, self.rank))
@@ -142,7 +143,10 @@ class _Writer:
         node.meta.update(backward=self.edge.backward, constant=False, module="")
         return node
 
-    def _collect(self, node: fx.Node, kind: str, axes: tuple[str, ...], num_bytes: int, dtype: str) -> None:
-        why = f"part {self.edge.target} reads it"
-        found = Transfer(kind, axes, num_bytes, self.edge.value.name, "", self.edge.backward, why, dtype)
-        node.meta["transfer"] = found
+    def _collect(
+        self, node: fx.Node, kind: str, axes: tuple[str, ...], num_bytes: int, dtype: str, held: int
+    ) -> None:
+        why, name = f"part {self.edge.target} reads it", self.edge.value.name
+        node.meta["transfer"] = Transfer(
+            kind, axes, num_bytes, name, "", self.edge.backward, why, dtype, held_bytes=held
+        )

@@ -15,16 +15,22 @@ from typing import Any
 
 from torch import fx
 
+from hyperparallel.cluster import Rates
 from hyperparallel.plan.derived import RewriteCount
 from hyperparallel.shard.spec import Spec
+from hyperparallel.workload.instruction import stream_of
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """What one collective moves: for reports, counts and the simulator.
+    """What one start/wait pair moves: for the order of the program, reports, counts and the simulator.
 
-    num_bytes: bytes that this rank receives. value: the joint graph's name of the tensor. dtype: that of
-    what moves, which for a reduction may be wider than the tensor's own.
+    kind: a collective's name, or a copy's. axes: mesh axes of a collective. num_bytes: bytes that this rank
+    receives. value: the joint graph's name of the tensor. dtype: that of what moves, which for a reduction
+    may be wider than the tensor's own. tier: the memory in which the result lies. stream: what carries it,
+    `comm.<axes>` where nothing is said; pairs of one stream move one after another. held_bytes: bytes that
+    exist while it is under way, the larger of what goes in and what comes out, on the fullest rank, so that
+    every rank counts the same.
     """
 
     kind: str
@@ -35,6 +41,13 @@ class Transfer:
     backward: bool
     reason: str
     dtype: str = "float32"
+    tier: str = "device"
+    stream: str = ""
+    held_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stream", self.stream or stream_of(self.axes))
+        object.__setattr__(self, "held_bytes", self.held_bytes or self.num_bytes)
 
 
 @dataclass
@@ -57,6 +70,10 @@ class RankProgram:
     input_specs: Mapping[str, Spec]
     output_specs: Mapping[str, Spec]
     grad_specs: Mapping[str, Spec]
+    rates: Rates
+    """What the decisions were priced with, for passes that weigh."""
+    in_flight_bytes: int | None = None
+    """What fetches, and what stores, may hold while they are under way (`passes/overlap.py`)."""
     joint: bool = True
     """Whether forward and backward run as one; else nothing of the forward may wait for the backward."""
     exact: bool = False

@@ -118,7 +118,9 @@ def _on_one_mesh(
     if costs is None:
         return _steps(src, dst, cheapest_way(task), pend)
     options = [_steps(src, dst, way, pend) for way in possible_ways(task)]
-    return min(options, key=lambda steps: sum(costs(step, shape, itemsize) for step in steps))
+    return min(
+        options, key=lambda steps: (sum(costs(step, shape, itemsize) for step in steps), _load(steps, shape))
+    )
 
 
 def _to_finish(src: Layout, dst: Layout) -> tuple[tuple[tuple[str, str], ...], set[str]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from hyperparallel.cluster import Rates
 from hyperparallel.errors import LayoutError
@@ -18,9 +19,10 @@ from hyperparallel.layout import Layout, Mesh
 from hyperparallel.plan.fixed_layouts import dim_place, region_of, written_choices, written_specs
 from hyperparallel.plan.plan import Plan, match
 from hyperparallel.plan.split_axes import refine
+from hyperparallel.plan.wording import bytes_words
 from hyperparallel.shard.axis_problem import AxisDecision, AxisTask, Progress
 from hyperparallel.shard.axis_states import WHOLE, AxisState, Choice, Cut, Pending
-from hyperparallel.shard.op_seconds import VIEWS, op_kind
+from hyperparallel.shard.op_seconds import VIEWS, StepSeconds, op_kind
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.shard.solve_axis import constant_ops, solve_axis
 from hyperparallel.shard.spec import FactorCut, Spec, make_spec, spec_of_dims, spec_of_layout
@@ -37,7 +39,7 @@ class Decisions:
     stored / used: per parameter name, how it is kept between steps and how the program takes it.
     sources, outputs: spec per value name. operands: per op name the specs of its inputs and outputs.
     cuts: op name -> factor -> who cuts it. constant: ops that run once.
-    reasons: per parameter name, why it is laid out as it is.
+    reasons: per parameter name, why it is laid out as it is. rates: what all was priced with.
     """
 
     plan: Plan
@@ -52,6 +54,16 @@ class Decisions:
     reasons: Mapping[str, str]
     seconds: float
     bound_seconds: float
+    rates: Rates
+
+    def step_seconds(self, dtype: str) -> StepSeconds:
+        """What the steps of a redistribution cost; one for all ranks, as `reshard` remembers by it."""
+        known = self._step_seconds
+        return known.setdefault(dtype, StepSeconds(self.rates, dtype, self.plan.reduce))
+
+    @cached_property
+    def _step_seconds(self) -> dict[str, StepSeconds]:
+        return {}
 
     def accumulated(self, name: str) -> Spec:
         """How a gradient lies while micro-batches are added up, apart from sums that wait for the last."""
@@ -80,10 +92,10 @@ def decide(
     every module that the plan names.
     Raises `PlanError`/`LayoutError` for declarations that match nothing or do not fit.
     """
-    settling = _Settling(
-        workload, refine(plan, workload, rules), random, whole, edges, micro_batches, later
-    )
     rates = rates or Rates()
+    settling = _Settling(
+        workload, refine(plan, workload, rules), random, whole, edges, micro_batches, later, rates
+    )
     done = Progress()
     axes = []
     for axis in settling.mesh.names:
@@ -129,6 +141,7 @@ class _Settling:
     edges: frozenset[str]
     micro_batches: int
     later: bool
+    rates: Rates
     declared: dict[str, tuple[str, Layout]] = field(init=False)
     inputs: dict[str, tuple[str, Layout]] = field(init=False)
     stored_on_batch: dict[str, tuple[int, str]] = field(init=False)
@@ -275,6 +288,7 @@ class _Settling:
             reasons={name: self._reason(name, used[name], stored[name]) for name in work.params},
             seconds=sum(a.seconds for a in axes),
             bound_seconds=sum(a.bound_seconds for a in axes),
+            rates=self.rates,
         )
 
     def _placed(self, value: str, places: list[tuple[str, AxisState]]) -> Spec:
@@ -322,6 +336,9 @@ class _Settling:
             why = "derived: whole on every rank costs least"
         if name in self.stored_on_batch and stored != used:
             why += f"; kept cut by {self.plan.fsdp} between uses (fsdp, zero={self.plan.zero})"
+            if self.plan.in_flight_bytes is not None:
+                ahead = bytes_words(self.plan.in_flight_bytes)
+                why += f", gathered ahead of use while at most {ahead} are under way (in_flight_bytes)"
         return why
 
 

@@ -51,6 +51,9 @@ class Plan:
     exact: True leaves out the rewrites that round otherwise than the model's own ops, such as a + b * c in
         one rounding; `derive(...).explain("rewrites")` names and counts them. Sums over ranks, and those
         of a matrix that is cut, are still made piece by piece.
+    in_flight_bytes: what parameters that are gathered before they are needed may hold on a rank while they
+        are under way, and likewise gradients on their way out. More hides slower links and takes more memory;
+        0 gathers each at its use. None: the largest gather (a block) ahead, the two largest reductions.
 
     >>> mesh = Layout((2, 2), ("dp", "tp"))
     >>> Plan(mesh, params={"*.up_proj.weight": mesh("tp", None)}).batch_axes
@@ -67,6 +70,7 @@ class Plan:
     compute: str | None = None
     reduce: str = "float32"
     exact: bool = False
+    in_flight_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.mesh, Mesh):
@@ -75,6 +79,10 @@ class Plan:
             object.__setattr__(self, what, _dtype_name(what, getattr(self, what), allowed))
         if not isinstance(self.exact, bool):
             raise PlanError("exact", self.exact, "True or False")
+        budget = self.in_flight_bytes
+        if budget is not None and (type(budget) is not int or budget < 0):
+            wanted = "a whole number of bytes, 0 or more, or None"
+            raise PlanError("in_flight_bytes", budget, wanted, "in_flight_bytes=64 << 20")
         for what in _LAYOUTS:
             object.__setattr__(self, what, self._checked(what, getattr(self, what)))
         self._check_axes()
@@ -149,6 +157,8 @@ class Plan:
             record["reduce"] = self.reduce
         if self.exact:
             record["exact"] = True
+        if self.in_flight_bytes is not None:
+            record["in_flight_bytes"] = self.in_flight_bytes
         return yaml.safe_dump(record, sort_keys=False, default_flow_style=None)
 
     @classmethod
@@ -198,6 +208,7 @@ class PlanFile(BaseModel):
     compute: str | None = None
     reduce: str = "float32"
     exact: bool = False
+    in_flight_bytes: int | None = None
 
     def plan(self) -> Plan:
         """The plan that the file describes."""
@@ -221,6 +232,7 @@ class PlanFile(BaseModel):
             self.compute,
             self.reduce,
             self.exact,
+            self.in_flight_bytes,
         )
 
 
@@ -236,6 +248,7 @@ _EXAMPLES = {
     "compute": "compute: bfloat16",
     "reduce": "reduce: float32",
     "exact": "exact: true",
+    "in_flight_bytes": "in_flight_bytes: 67108864",
 }
 """What may stand in a field of a plan file."""
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hyperparallel.cluster import Rates
+from hyperparallel.layout import AllReduce, Pend, ReduceScatter, Slice, Step
 from hyperparallel.shard.axis_states import AxisState, Choice, Pending, conversion_seconds, held_bytes
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.workload import Op, Value
@@ -83,6 +85,28 @@ def carried_seconds(
         return conversion_seconds(src, dst, num_bytes, n, axis, rates)
     casts = 3.0 * (num_bytes + held_bytes(num_bytes, dst, n)) / rates.memory_bytes_per_second
     return conversion_seconds(src, dst, 2.0 * num_bytes, n, axis, rates) + casts
+
+
+@dataclass(frozen=True, eq=False)
+class StepSeconds:
+    """Seconds of a redistribution's steps by the rates that decisions are priced with: `costs` of `reshard`.
+
+    dtype: of the value; reduce: that in which sums of 16-bit floats are carried. A step over several axes
+    goes at the pace of the slowest. Slices and marks of pending sums are views of what is there.
+    """
+
+    rates: Rates
+    dtype: str
+    reduce: str = "float32"
+
+    def __call__(self, step: Step, shape: tuple[int, ...], itemsize: int) -> float:
+        """Seconds of one step of a tensor of global `shape`."""
+        if not step.axes or isinstance(step, (Slice, Pend)):
+            return 0.0
+        how = step.op if isinstance(step, (AllReduce, ReduceScatter)) else ""
+        widened = 1 if reduce_dtype(self.dtype, how, self.reduce) == self.dtype else 2
+        moved = float(step.num_bytes(shape, itemsize * widened))
+        return max(self.rates.collective_seconds(axis, moved) for axis in step.axes)
 
 
 def op_seconds(

@@ -61,11 +61,13 @@ class FactorCut:
 
 @dataclass(frozen=True)
 class Spec:
-    """dims: per tensor dim its (size, axes) factors; partial: (axis, op) pairs in mesh order."""
+    """dims: per tensor dim its (size, axes) factors; partial: (axis, op) pairs in mesh order; tier: the
+    memory that the pieces lie in."""
 
     mesh: Mesh
     dims: tuple[tuple[Factor, ...], ...]
     partial: tuple[tuple[str, str], ...] = ()
+    tier: str = DEVICE
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,23 +94,25 @@ class Spec:
     def layout(self) -> Layout:
         """The same as a plain `Layout`; inner cuts are shown on the dim they fall in."""
         dims = [tuple(axis for _, axes in factors for axis in axes) for factors in self.dims]
-        return self.mesh(*dims, partial=dict(self.partial))
+        return self.mesh(*dims, partial=dict(self.partial), tier=self.tier)
 
 
 def make_spec(
-    mesh: Mesh, dims: Sequence[Sequence[Factor]], partial: Mapping[str, str] | None = None
+    mesh: Mesh,
+    dims: Sequence[Sequence[Factor]],
+    partial: Mapping[str, str] | None = None,
+    tier: str = DEVICE,
 ) -> Spec:
     """A canonical `Spec`."""
     pending = partial or {}
     ordered = tuple((axis, pending[axis]) for axis in mesh.names if axis in pending)
-    return Spec(mesh, tuple(_merge(factors, mesh) for factors in dims), ordered)
+    return Spec(mesh, tuple(_merge(factors, mesh) for factors in dims), ordered, tier)
 
 
 def spec_of_layout(layout: Layout, shape: Sequence[int]) -> Spec:
     """The spec of a tensor of `shape` with a plain layout."""
-    assert layout.tier == DEVICE, f"{layout}: a spec has no memory tier yet"
     dims = [((size, axes),) for size, axes in zip(shape, layout.dims, strict=True)]
-    return make_spec(layout.mesh, dims, dict(layout.partial))
+    return make_spec(layout.mesh, dims, dict(layout.partial), layout.tier)
 
 
 def spec_of_dims(
@@ -186,8 +190,8 @@ def common_view(src: Spec, dst: Spec) -> tuple[tuple[int, ...], Layout, Layout] 
     mesh = src.mesh
     return (
         tuple(shape),
-        mesh(*plain[0], partial=dict(src.partial)),
-        mesh(*plain[1], partial=dict(dst.partial)),
+        mesh(*plain[0], partial=dict(src.partial), tier=src.tier),
+        dst.mesh(*plain[1], partial=dict(dst.partial), tier=dst.tier),
     )
 
 

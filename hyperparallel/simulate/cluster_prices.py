@@ -93,6 +93,17 @@ class ClusterPrices:
         units = min(0.99, device.collective_units / device.units)
         return Price(latency + moving, {f"{slowest.name} of rank {rank}": 1.0}, units)
 
+    def copy(self, one: Instruction) -> Price:
+        """All devices of a host copy at once; the stream is copy.<tier>.in or .out."""
+        _, name, way = one.stream.split(".")
+        tier = next((tier for tier in self.cluster.memory if tier.name == name), None)
+        if tier is None:
+            known = ", ".join(tier.name for tier in self.cluster.memory)
+            given = f"{self.cluster.name} with {known}"
+            raise ClusterError("memory", given, f"a tier {name}, for the stream {one.stream}")
+        read, write = tier.contended()
+        return Price(tier.latency_s + one.num_bytes / (read if way == "in" else write))
+
 
 @dataclass(frozen=True)
 class ThreadPrices:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from hyperparallel.errors import PlanError
-from hyperparallel.simulate.rank_tasks import Members, check_alike, measured_spans
+from hyperparallel.simulate.rank_tasks import Members, check_alike, group_of, measured_spans, meetings
 from hyperparallel.simulate.timeline import Sample, Span, Timeline
 from hyperparallel.workload.instruction import Instruction
 
@@ -63,6 +63,7 @@ class _Machine:
         self.programs, self.prices, self.now = programs, prices, 0.0
         self.done: dict[int, list[float]] = {rank: [] for rank in programs}
         self.work = {rank: self._seconds(rank, members) for rank in programs}
+        self.meetings = {rank: meetings(programs, rank, members) for rank in programs}
         self.needs = {rank: self._needs(rank, members) for rank in programs}
         self.left = {rank: (work[0] if work else 0.0) for rank, work in self.work.items()}
         self.queue = deque(rank for rank, work in self.work.items() if work)
@@ -73,7 +74,7 @@ class _Machine:
     def _seconds(self, rank: int, members: Members) -> list[float]:
         program = self.programs[rank]
         halves = {
-            i: self.prices.transfer(one, len(members(rank, one.axes)))
+            i: self.prices.transfer(one, len(group_of(one, rank, members)))
             for i, one in enumerate(program)
             if one.role == "start"
         }
@@ -87,18 +88,16 @@ class _Machine:
     def _needs(self, rank: int, members: Members) -> dict[int, list[tuple[int, int]]]:
         """Position of a wait -> (rank, position) of the starts without which it cannot go on."""
         program = self.programs[rank]
-        starts = {
-            other: [i for i, one in enumerate(p) if one.role == "start"] for other, p in self.programs.items()
-        }
-        number = {i: n for n, i in enumerate(starts[rank])}
         found: dict[int, list[tuple[int, int]]] = {}
         for i, one in enumerate(program):
             if one.role == "wait":
-                group = members(rank, program[one.needs[0]].axes)
-                missing = [other for other in group if other not in starts]
+                start = program[one.needs[0]]
+                missing = [other for other in group_of(start, rank, members) if other not in self.programs]
                 if missing:
-                    raise PlanError("programs", sorted(starts), f"programs of all ranks, also of {missing}")
-                found[i] = [(other, starts[other][number[one.needs[0]]]) for other in group if other != rank]
+                    allowed = f"programs of all ranks, also of {missing}"
+                    raise PlanError("programs", sorted(self.programs), allowed)
+                meeting = self.meetings[rank].get(one.needs[0], ())
+                found[i] = [there for there in meeting if there[0] != rank]
         return found
 
     def _may_go_on(self, rank: int) -> bool:
@@ -154,14 +153,13 @@ class _Machine:
 
 
 def _memory(program: Sequence[Instruction], done: Sequence[float]) -> tuple[Sample, ...]:
-    """Bytes in use; what dies with a start is read until its wait is through."""
-    waited = {one.needs[0]: i for i, one in enumerate(program) if one.role == "wait"}
+    """Bytes in use."""
     changes: list[tuple[float, float]] = []
     for i, one in enumerate(program):
-        if one.alloc_bytes:
+        if one.makes:
             changes.append((done[i - 1] if i else 0.0, one.alloc_bytes))
-        if one.free_bytes:
-            changes.append((done[waited.get(i, i)], -one.free_bytes))
+        if one.last_reads:
+            changes.append((done[i], -one.free_bytes))
     in_use, samples = 0.0, []
     for at, change in sorted(changes, key=lambda pair: pair[0]):
         in_use += change

@@ -1,9 +1,10 @@
 """One rank's program as tasks, and the same program's run as spans: the same list of actions, twice.
 
-The program is a list of instructions: ops, and collectives in two halves (start and wait). Simulated, an
-op and both halves stand on the rank's compute stream in program order, the collective itself on the stream
-of its mesh axes; it moves once all members have started it. Measured, the moments between instructions
-are given, and a collective lasts from its start until it was waited for (or one behind it on its stream
+The program is a list of instructions: ops, and movement in two halves (start and wait): collectives, and
+copies between memory tiers. Simulated, an op and both halves stand on the rank's compute stream in program
+order, the movement itself on the stream that its start names; a collective moves once all members have
+started it. Measured, the moments between instructions
+are given, and movement lasts from its start until it was waited for (or one behind it on its stream
 was). Both have the same names in the same order, so that they can be laid side by side.
 
 Leaves out what a runtime does around a program (cutting batches): a measured timeline shows it as a gap.
@@ -12,7 +13,7 @@ Leaves out what a runtime does around a program (cutting batches): a measured ti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from hyperparallel.cluster import Rates
@@ -39,16 +40,20 @@ class Prices(Protocol):
     def collective(self, one: Instruction, rank: int) -> Price:
         """A started collective, once all members are there."""
 
+    def copy(self, one: Instruction) -> Price:
+        """A started copy between memory tiers."""
+
 
 @dataclass(frozen=True)
 class RatePrices:
     """Prices by `Rates`: the roofline, and received bytes over the bandwidth of the slowest axis.
 
-    launch_seconds: of any op that is not free.
+    launch_seconds: of any op that is not free. copy_bytes_per_second: of each stream of copies.
     """
 
     rates: Rates
     launch_seconds: float = 0.0
+    copy_bytes_per_second: Mapping[str, float] = field(default_factory=dict)
 
     def op(self, one: Instruction) -> float:
         if not one.flops and not one.num_bytes:
@@ -57,6 +62,12 @@ class RatePrices:
 
     def collective(self, one: Instruction, rank: int) -> Price:  # noqa: ARG002 -- as every price list's
         return Price(max(self.rates.collective_seconds(axis, one.num_bytes) for axis in one.axes))
+
+    def copy(self, one: Instruction) -> Price:
+        known = self.copy_bytes_per_second
+        if one.stream not in known:
+            raise PlanError("copy_bytes_per_second", one.stream, f"a stream with a rate: {sorted(known)}")
+        return Price(one.num_bytes / known[one.stream])
 
 
 Members = Callable[[int, Axes], Sequence[int]]
@@ -80,21 +91,15 @@ def program_tasks(
         for one in program:
             positions[rank].append(count)
             count += 2 if one.role == "start" else 1
-    starts = {
-        rank: [positions[rank][i] for i, one in enumerate(program) if one.role == "start"]
-        for rank, program in programs.items()
-    }
     tasks: list[Task] = []
     for rank, program in programs.items():
-        started = 0
-        for one in program:
-            # What is read from a start is read by its wait: the collective stands right behind the start.
-            needs = [positions[rank][i] + (program[i].role == "start") for i in one.needs]
+        met = meetings(programs, rank, members)
+        for i, one in enumerate(program):
+            # What is read from a start is read by its wait: the movement stands right behind the start.
+            needs = [positions[rank][need] + (program[need].role == "start") for need in one.needs]
             if one.role == "start":
-                group = members(rank, one.axes) if members else (rank,)
-                there = [starts[other][started] for other in group if other in starts]
-                started += 1
-                price = prices.collective(one, rank)
+                there = [positions[other][place] for other, place in met[i]]
+                price = prices.collective(one, rank) if one.axes else prices.copy(one)
                 tasks.append(Task(one.name, rank, COMPUTE, 0.0, needs, "start"))
                 tasks.append(
                     Task(collective_name(one.name), rank, one.stream, price.seconds, there, one.kind,
@@ -108,11 +113,36 @@ def program_tasks(
     return tasks
 
 
+def group_of(start: Instruction, rank: int, members: Members | None) -> Sequence[int]:
+    """The ranks that take part in what a start begins: a copy is its rank's own affair."""
+    return members(rank, start.axes) if members and start.axes else (rank,)
+
+
+def meetings(
+    programs: Mapping[int, Sequence[Instruction]], rank: int, members: Members | None
+) -> dict[int, list[tuple[int, int]]]:
+    """Position of a start in `rank`'s program -> (rank, position) of the starts it moves together with."""
+    places = {
+        other: [i for i, one in enumerate(program) if one.role == "start" and one.axes]
+        for other, program in programs.items()
+    }
+    number = {i: n for n, i in enumerate(places[rank])}
+    return {
+        i: [
+            (other, places[other][number[i]] if i in number else i)
+            for other in group_of(one, rank, members)
+            if other in places
+        ]
+        for i, one in enumerate(programs[rank])
+        if one.role == "start"
+    }
+
+
 def check_alike(programs: Mapping[int, Sequence[Instruction]]) -> None:
     """Raise `PlanError` where ranks do not have the same collectives in the same order."""
     first: list[tuple[str, Axes]] | None = None
     for rank, program in programs.items():
-        collectives = [(one.kind, one.axes) for one in program if one.role == "start"]
+        collectives = [(one.kind, one.axes) for one in program if one.role == "start" and one.axes]
         if first is not None and collectives != first:
             given = f"rank {rank} with other collectives than the ranks before it"
             raise PlanError("programs", given, "the same collectives in the same order on every rank")

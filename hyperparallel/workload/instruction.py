@@ -12,19 +12,26 @@ from typing import Literal
 Axes = tuple[str, ...]
 Accesses = tuple[tuple[float, float], ...]
 """(distance, bytes): distance is what the rank has touched, in bytes, since it touched the same before."""
+Tensors = tuple[tuple[str, float], ...]
+"""(name, bytes of device memory) of tensors; views of one another are one, in another tier it has 0 bytes."""
 
 
 @dataclass(frozen=True)
 class Instruction:
     """One line of a rank's program.
 
-    kind: of an op what it is grouped under ("matmul", "elementwise"), of a collective its own. needs:
+    kind: of an op what it is grouped under ("matmul", "elementwise"), of a start what it begins. needs:
     positions of the instructions whose results it reads; a wait's first is its start. flops, num_bytes:
-    arithmetic and memory traffic of an op, bytes received of a start. axes: mesh axes of a start. one_round:
-    whether no message of it waits for another one.
-    alloc_bytes, free_bytes: of tensors that it makes, and that die with it. kernel: the op's own name. calls:
-    how many equal ones it stands for; parts: several kinds of them. sizes: m, n, k of a matrix product.
-    reuse: what it touches, and how long after it was touched before.
+    arithmetic and memory traffic of an op, bytes received of a start. axes: mesh axes of a collective.
+    one_round: whether no message of it waits for another one. stream: where what a start begins goes on; by
+    default that of the axes. tier: the memory in which what it makes lies. makes, reads, last_reads: the
+    tensors that it makes, reads, and reads as the last; the operand of a start is read until its wait.
+    kernel: the op's own name. calls: how many equal ones it stands for; parts: several kinds of them. sizes:
+    m, n, k of a matrix product. reuse: what it touches, and how long after it was touched before.
+
+    >>> copy = Instruction("fetch", "copy", "start", makes=(("w", 64.0),), stream="copy.host.in")
+    >>> copy.stream, copy.alloc_bytes, Instruction("sum", "all_reduce", "start", axes=("dp",)).stream
+    ('copy.host.in', 64.0, 'comm.dp')
     """
 
     name: str
@@ -35,8 +42,11 @@ class Instruction:
     num_bytes: float = 0.0
     axes: Axes = ()
     dtype: str = "float32"
-    alloc_bytes: float = 0.0
-    free_bytes: float = 0.0
+    stream: str = ""
+    tier: str = "device"
+    makes: Tensors = ()
+    reads: tuple[str, ...] = ()
+    last_reads: Tensors = ()
     kernel: str = ""
     calls: int = 1
     sizes: tuple[int, ...] = ()
@@ -44,10 +54,19 @@ class Instruction:
     parts: tuple[Instruction, ...] = ()
     one_round: bool = False
 
+    def __post_init__(self) -> None:
+        if self.role == "start" and not self.stream:
+            object.__setattr__(self, "stream", stream_of(self.axes))
+
     @property
-    def stream(self) -> str:
-        """Where the collective of a start goes on."""
-        return stream_of(self.axes)
+    def alloc_bytes(self) -> float:
+        """Device memory taken when it begins."""
+        return sum(size for _, size in self.makes)
+
+    @property
+    def free_bytes(self) -> float:
+        """Device memory given back when it ends."""
+        return sum(size for _, size in self.last_reads)
 
 
 def stream_of(axes: Axes) -> str:

@@ -69,6 +69,9 @@ def test_a_pattern_that_matches_nothing_names_its_neighbours() -> None:
         (lambda: Plan(MESH, fsdp="dp", zero=True), PlanError, "zero: got True; allowed: 1, 2 or 3"),
         (lambda: Plan(MESH, zero=1), PlanError, "zero: got 1; allowed: 3, as nothing is kept cut"),
         (lambda: Plan(MESH, exact="yes"), PlanError, "exact: got 'yes'; allowed: True or False"),  # type: ignore[arg-type]
+        (lambda: Plan(MESH, fsdp="dp", in_flight_bytes=-1), PlanError, "in_flight_bytes: got -1"),
+        (lambda: Plan(MESH, fsdp="dp", in_flight_bytes=1e6), PlanError, "whole number of bytes"),  # type: ignore[arg-type]
+        (lambda: Plan(MESH, fsdp="dp", in_flight_bytes=True), PlanError, "write in_flight_bytes=64 << 20"),
     ],
 )
 def test_misuse_is_named(make: Any, error: type[Exception], words: str) -> None:
@@ -116,6 +119,7 @@ def random_plans(draw: st.DrawFn) -> Plan:
         "compute": draw(st.sampled_from([None, "bfloat16"])),
         "reduce": draw(st.sampled_from(["float32", "bfloat16"])),
         "exact": draw(st.booleans()),
+        "in_flight_bytes": draw(st.sampled_from([None, 0, 1 << 26])),
         "params": layouts(),
         "inputs": layouts(),
         "activations": layouts(),

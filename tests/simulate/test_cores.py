@@ -38,8 +38,8 @@ def work(*seconds: float) -> list[Instruction]:
 def talk(before: float) -> list[Instruction]:
     return [
         Instruction("mm", "matmul", flops=before),
-        Instruction("all_reduce_start", "all_reduce", "start", (0,), axes=("tp",), free_bytes=8.0),
-        Instruction("wait", "wait", "wait", (1,), alloc_bytes=16.0),
+        Instruction("all_reduce_start", "all_reduce", "start", (0,), axes=("tp",)),
+        Instruction("wait", "wait", "wait", (1,), makes=(("y", 16.0),), last_reads=(("x", 8.0),)),
         Instruction("add", "elementwise", needs=(2,), flops=1.0),
     ]
 

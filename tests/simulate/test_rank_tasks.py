@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hyperparallel.cluster import Rates
@@ -12,9 +14,9 @@ from hyperparallel.workload.instruction import Instruction
 
 pytestmark = pytest.mark.pure
 PROGRAM = [
-    Instruction("mm", "matmul", flops=2.0, alloc_bytes=8.0),
+    Instruction("mm", "matmul", flops=2.0, makes=(("x", 8.0),)),
     Instruction("all_reduce_start", "all_reduce", "start", (0,), num_bytes=6.0, axes=("tp",)),
-    Instruction("gelu", "elementwise", needs=(0,), flops=1.0, free_bytes=8.0),
+    Instruction("gelu", "elementwise", needs=(0,), flops=1.0, last_reads=(("x", 8.0),)),
     Instruction("wait", "wait", "wait", (1,)),
     Instruction("add", "elementwise", needs=(2, 3), flops=1.0),
 ]
@@ -97,3 +99,22 @@ def test_a_stream_ends_its_collectives_in_order() -> None:
     spans = measured_spans(0, program, [0.0, 1.0, 2.0, 3.0, 8.0, 9.0])
     found = {s.name: (s.begin, s.end) for s in spans if s.stream == "comm.dp"}
     assert found == {"a": (0.0, 3.0), "b": (3.0, 3.0)}
+
+
+def test_a_copy_moves_on_the_stream_that_it_names() -> None:
+    """Beside a collective, which it does not wait for, and on one rank only."""
+    copy = [
+        Instruction(
+            "fetch_start", "copy", "start", num_bytes=12.0, stream="copy.host.in", makes=(("w", 12.0),)
+        ),
+        *(replace(one, needs=tuple(need + 1 for need in one.needs)) for one in PROGRAM),
+        Instruction("fetch_wait", "wait", "wait", (0,), last_reads=(("w", 12.0),)),
+    ]
+    prices = RatePrices(RATES, copy_bytes_per_second={"copy.host.in": 4.0})
+    timeline = simulate(program_tasks({0: copy, 1: PROGRAM}, prices, everybody))
+    spans = {(s.rank, s.name): (s.stream, s.begin, s.end) for s in timeline.spans}
+    assert spans[0, "fetch"] == ("copy.host.in", 0.0, 3.0)
+    assert spans[0, "all_reduce"] == spans[1, "all_reduce"] == ("comm.tp", 2.0, 5.5)
+    assert timeline.peak_bytes(0) == 20.0
+    with pytest.raises(PlanError, match=r"copy\.host\.in"):
+        program_tasks({0: copy}, RatePrices(RATES))

@@ -1,66 +1,96 @@
-"""Join small all-reduces that can travel together into one.
+"""Join all-reduces that can travel together into one collective.
 
-Two all-reduces over the same axes, of the same reduction and dtype, can share one message if neither
-depends on the other and nothing waits for the first before the second can start. An all-reduce whose
-result is only needed at the end (a loss, a norm's gradient) thus rides with a later one. Only small ones
-are joined: a message pays its latency once, but packing and unpacking touch the bytes twice.
+Two over the same axes, of the same reduction and dtype, can share one message if neither depends on the
+other. The message goes when the last of its tensors is made, so tensors join in the order in which they
+are made. How large a message gets depends on who waits for it:
+
+- Gradients (and a loss) are only handed out. N bytes of them in messages of b bytes pay N / b latencies,
+  and the last message, made when the backward ends, is hidden behind nothing: N / b * latency + b / bandwidth
+  is least for b = sqrt(N * latency * bandwidth) (`Rates.message_bytes`).
+- What the program itself waits for is joined while it is small: a large one is better on its way early.
+
+What is only handed out rides with a small one that goes anyway. Whether the tensors are packed is the
+transport's business.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 
 from hyperparallel.graph import communication
+from hyperparallel.graph.passes.pairs import is_handed_out, join, origin
 from hyperparallel.graph.program import RankProgram
 
-aten = torch.ops.aten
+SMALL_BYTES = 1 << 18
+"""A message of this size that the program waits for takes well over its latency on any link."""
 
 
 @dataclass
 class _Bucket:
-    """All-reduces that will travel together, the last one's place in the order."""
+    """All-reduces that will travel together. first_use: where in the order a result of them is first needed
+    (infinite: only at the end)."""
 
-    starts: list[fx.Node]
-    num_bytes: int
+    starts: list[fx.Node] = field(default_factory=list)
+    num_bytes: int = 0
+    first_use: float = math.inf
+
+    def add(self, start: fx.Node, first_use: float) -> None:
+        self.starts.append(start)
+        self.num_bytes += _bytes(start)
+        self.first_use = min(self.first_use, first_use)
 
 
-def bucket(program: RankProgram, largest_bytes: int = 1 << 18) -> RankProgram:
-    """Join all-reduces of up to `largest_bytes` each, in place; every rank joins the same ones."""
-    graph = program.graph
-    order = {node: i for i, node in enumerate(graph.nodes)}
-    open_buckets: dict[Any, _Bucket] = {}
-    done: list[_Bucket] = []
-    for node in list(graph.nodes):
-        if not _joinable(node, largest_bytes):
-            continue
-        phase = not program.joint and node.meta["backward"]
-        key = (node.args[1], node.args[2], node.meta.get("dtype"), node.meta["constant"], phase)
-        current = open_buckets.get(key)
-        if current and _may_join(current, node, order, largest_bytes):
-            current.starts.append(node)
-            current.num_bytes += _bytes(node)
-        else:
-            if current:
-                done.append(current)
-            open_buckets[key] = _Bucket([node], _bytes(node))
-    for found in (*done, *open_buckets.values()):
-        if len(found.starts) > 1:
-            _join(graph, found.starts)
+def bucket(program: RankProgram) -> RankProgram:
+    """Join all-reduces in place; every rank joins the same ones."""
+    order = {node: i for i, node in enumerate(program.graph.nodes)}
+    alike: dict[Any, list[fx.Node]] = {}
+    for node in program.graph.nodes:
+        if node.target is communication.all_reduce_start and "dtype" in node.meta:
+            phase = not program.joint and node.meta["backward"]
+            key = (node.args[1], node.args[2], node.meta["dtype"], node.meta["constant"], phase)
+            alike.setdefault(key, []).append(node)
+    for (_, axes, *_), starts in alike.items():
+        starts.sort(key=lambda start: order[origin(start.all_input_nodes[0])])
+        total = sum(_bytes(start) for start in starts if is_handed_out(start))
+        for one in _buckets(starts, order, program.rates.message_bytes(axes, total)):
+            if len(one.starts) > 1:
+                modules = {start.meta["module"] for start in one.starts}
+                last = max(one.starts, key=order.__getitem__)
+                join(program.graph, one.starts, last, modules.pop() if len(modules) == 1 else "")
     return program
 
 
-def _joinable(node: fx.Node, largest_bytes: int) -> bool:
-    return (
-        node.target is communication.all_reduce_start
-        and "shape" in node.meta
-        and _bytes(node) <= largest_bytes
-    )
+def _buckets(starts: Sequence[fx.Node], order: dict[fx.Node, int], most: float) -> Iterable[_Bucket]:
+    """Starts dealt into buckets, in the order in which their operands are made.
+
+    most: bytes of a bucket that is only handed out.
+    """
+    waited_for, handed_out = _Bucket(), _Bucket()
+    done = []
+    for start in starts:
+        made, size = order[origin(start.all_input_nodes[0])], _bytes(start)
+        fits = waited_for.num_bytes + size <= SMALL_BYTES and made < waited_for.first_use
+        if is_handed_out(start):
+            if waited_for.starts and fits:
+                waited_for.add(start, math.inf)
+                continue
+            if handed_out.num_bytes + size > most:
+                done.append(handed_out)
+                handed_out = _Bucket()
+            handed_out.add(start, math.inf)
+            continue
+        if not fits:
+            done.append(waited_for)
+            waited_for = _Bucket()
+            if handed_out.num_bytes + size <= SMALL_BYTES:  # rides with what goes anyway
+                waited_for, handed_out = handed_out, _Bucket()
+        waited_for.add(start, min(order[user] for user in _readers(start)))
+    return [*done, waited_for, handed_out]
 
 
 def _bytes(node: fx.Node) -> int:
@@ -69,47 +99,6 @@ def _bytes(node: fx.Node) -> int:
     return moved
 
 
-def _first_use(start: fx.Node, order: dict[fx.Node, int]) -> float:
-    """Where the result of a start is first needed (infinite: only at the end)."""
+def _readers(start: fx.Node) -> list[fx.Node]:
     (wait,) = start.users
-    return min((order[u] if u.op != "output" else math.inf for u in wait.users), default=math.inf)
-
-
-def _may_join(found: _Bucket, node: fx.Node, order: dict[fx.Node, int], largest_bytes: int) -> bool:
-    if found.num_bytes + _bytes(node) > largest_bytes:
-        return False
-    source = node.all_input_nodes[0]
-    return all(_first_use(start, order) > order[source] for start in found.starts)
-
-
-def _join(graph: fx.Graph, starts: Sequence[fx.Node]) -> None:
-    """Replace the starts by one over their concatenation, placed where the last one stood."""
-    last = starts[-1]
-    sources = [start.args[0] for start in starts]
-    shapes = [list(start.meta["shape"]) for start in starts]
-    counts = [math.prod(shape) for shape in shapes]
-    with graph.inserting_before(last):
-        flat = [_call(graph, last, aten.reshape.default, source, [-1]) for source in sources]
-        packed = _call(graph, last, aten.cat.default, flat)
-        joined = _call(graph, last, communication.all_reduce_start, packed, last.args[1], last.args[2])
-        transfer = last.meta["transfer"]
-        moved = sum(start.meta["transfer"].num_bytes for start in starts)
-        names = ", ".join(start.meta["transfer"].value for start in starts)
-        joined.meta["transfer"] = replace(transfer, num_bytes=moved, value=names)
-        joined.meta.update(shape=[sum(counts)], itemsize=last.meta["itemsize"], dtype=last.meta["dtype"])
-        waited = _call(graph, last, communication.wait, joined)
-        offset = 0
-        for start, shape, count in zip(starts, shapes, counts, strict=True):
-            part = _call(graph, last, aten.slice.Tensor, waited, 0, offset, offset + count)
-            view = _call(graph, last, aten.view.default, part, shape)
-            offset += count
-            (wait,) = start.users
-            wait.replace_all_uses_with(view)
-            graph.erase_node(wait)
-            graph.erase_node(start)
-
-
-def _call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any) -> fx.Node:
-    node = graph.call_function(target, args)
-    node.meta.update({k: like.meta[k] for k in ("backward", "module", "constant")})
-    return node
+    return [user for user in wait.users if user.op != "output"]

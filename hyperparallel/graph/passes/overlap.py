@@ -1,17 +1,25 @@
-"""Order a rank's program: start communication as early as it can, wait for it as late as nobody needs it.
+"""Order a rank's program: start movement as early as dependencies and memory allow, wait just before its use.
 
-A start moves to right behind what it needs; a wait to right before its first user. Gathers of parameters
-need nothing but the parameter, so "as early as possible" would gather the whole model at once: at most
-`prefetch` of them are under way ahead of their use, or one of those that gather a whole block: the next
-block is under way while one is computed with. What would be gathered again for the backward
-while the forward still has it (the last block, the head) is not gathered again.
+The program holds pairs of a start and a wait, each on a stream: collectives (`comm.dp`), copies between
+memory tiers (`copy.host.in`). A wait goes right before the first use of its result. When a start goes
+depends on what it does to memory, not on its stream:
 
-Compute keeps its order. What memory allows beyond that is not weighed here.
+- A fetch takes something that stays where it is (a parameter, a tensor in another tier): each byte that is
+  fetched ahead is a byte more. Fetches start in the order of their first use, while those under way hold
+  at most `in_flight_bytes`, and at the latest right before their wait.
+- A store is only handed on: a gradient to be reduced, an activation on its way to another tier. It starts
+  when its operand is made, and the operand dies with its wait. Where stores under way would hold more than
+  `in_flight_bytes`, the oldest are waited for first.
+- Everything else (activations that the next op needs) starts when its operand is made and is not counted:
+  the operand is there, and the wait comes by itself.
+
+What would be fetched again while an equal fetch still has readers ahead (the last block at the turn to the
+backward, the head) is kept and not fetched again; what is kept counts as fetched ahead. Compute keeps its
+order.
 """
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -19,109 +27,170 @@ from typing import Any
 from torch import fx
 
 from hyperparallel.graph import communication
-from hyperparallel.graph.passes.coalesce import needs_parameters_only
+from hyperparallel.graph.passes.pairs import is_fetch, is_handed_out, origin, parts_of, results_of, starts_of
 from hyperparallel.graph.program import RankProgram
 
-
-def overlap(program: RankProgram, prefetch: int = 8) -> RankProgram:
-    """Reorder the program's nodes in place; every rank gets the same order of collectives."""
-    nodes = [n for n in program.graph.nodes if n.op == "call_function"]
-    waits = {n for n in nodes if n.target is communication.wait}
-    waits |= {n for n in nodes if n.target is operator.getitem and n.args[0] in waits}
-    starts = {n for n in nodes if n.target in communication.STARTS}
-    early = {n for n in starts if needs_parameters_only(n)}
-    order: list[fx.Node] = []
-    placed: set[fx.Node] = set()
-    erased: set[fx.Node] = set()
-    upcoming = deque(n for n in nodes if n in early and not n.meta["constant"])
-    in_flight: set[fx.Node] = set()
-    latest: dict[Any, fx.Node] = {}  # what was gathered last -> its result
-    followers = _followers(starts - early)
-
-    def place(node: fx.Node) -> None:
-        if node in placed:
-            return
-        for used in node.all_input_nodes:
-            if used.op == "call_function":
-                place(used)
-        placed.add(node)
-        order.append(node)
-        in_flight.difference_update(node.all_input_nodes)
-        for start in followers.get(node, ()):
-            if all(n in placed or n.op == "placeholder" for n in start.all_input_nodes):
-                place(start)
-
-    for node in nodes:
-        while upcoming and _has_room(in_flight, prefetch):
-            start = upcoming.popleft()
-            if start in placed:
-                continue
-            there = [latest.get(item) for item in _items(start)]
-            if program.joint and all(x is not None and not placed.issuperset(_readers(x)) for x in there):
-                erased |= _reuse(there, start)
-                continue
-            place(start)
-            in_flight.add(start)
-            latest.update(zip(_items(start), _results(start), strict=True))
-        if node not in waits and node not in erased:
-            place(node)
-    for node in nodes:
-        if node not in erased:
-            place(node)
-    _reorder(program.graph, order)
-    return program
+STORES = 2
+"""Stores under way where no budget is given, of the largest: one moves while the next is made ready."""
 
 
-def _has_room(in_flight: set[fx.Node], prefetch: int) -> bool:
-    return len(in_flight) < prefetch and not any(n.target in communication.SINGLE for n in in_flight)
-
-
-def _items(start: fx.Node) -> list[Any]:
-    """What a start gathers, by tensor: equal for equal pieces over equal axes."""
-    operand, dim, sizes, *rest = start.args
-    if start.target not in communication.SINGLE:
-        return [(operand, dim, tuple(sizes), *rest)]  # type: ignore[arg-type]
-    lists = zip(operand, dim, sizes, strict=True)  # type: ignore[arg-type]
-    return [(one, at, tuple(parts), *rest) for one, at, parts in lists]
-
-
-def _results(start: fx.Node) -> list[fx.Node]:
-    """The nodes that give the gathered tensors, in the order of `_items`."""
-    (wait,) = start.users
-    if start.target not in communication.SINGLE:
-        return [wait]
-    return sorted(wait.users, key=lambda item: item.args[1])  # type: ignore[arg-type, return-value]
-
-
-def _readers(result: fx.Node) -> set[fx.Node]:
-    """The users of all that was gathered together with a result."""
-    together = result.args[0].users if result.target is operator.getitem else [result]  # type: ignore[union-attr]
-    return {user for each in together for user in each.users}
-
-
-def _reuse(there: Sequence[Any], start: fx.Node) -> set[fx.Node]:
-    """Let the users of what `start` gathers take what is there; returns the nodes that vanish."""
-    (wait,) = start.users
-    results = _results(start)
-    for mine, other in zip(results, there, strict=True):
-        mine.replace_all_uses_with(other)
-    gone = list(dict.fromkeys((*results, wait, start)))
-    for node in gone:
-        node.graph.erase_node(node)
-    return set(gone)
-
-
-def _followers(starts: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    followers: dict[fx.Node, list[fx.Node]] = {}
-    for start in starts:
-        for used in start.all_input_nodes:
-            followers.setdefault(used, []).append(start)
-    return {node: sorted(found) for node, found in followers.items()}
-
-
-def _reorder(graph: fx.Graph, order: list[fx.Node]) -> None:
-    last = [n for n in graph.nodes if n.op == "placeholder"]
-    previous = last[-1] if last else graph._root
+def overlap(program: RankProgram) -> RankProgram:
+    """Reorder the program's nodes in place; every rank gets the same order of starts."""
+    order = _Order(program).run()
+    last = [n for n in program.graph.nodes if n.op == "placeholder"]
+    previous = last[-1] if last else program.graph._root
     for node in order:
         previous.append(node)
         previous = node
+    return program
+
+
+class _Order:
+    """The order as it is made; `place` puts a node behind all it needs."""
+
+    def __init__(self, program: RankProgram) -> None:
+        self.joint = program.joint
+        self.nodes = [n for n in program.graph.nodes if n.op == "call_function"]
+        position = {node: i for i, node in enumerate(self.nodes)}
+        starts = starts_of(program.graph)
+        self.waits = {w for start in starts for w in (*start.users, *results_of(start))}
+        fetches = [s for s in starts if is_fetch(s) and not s.meta["constant"]]
+        last = len(position)
+        self.first_use = {s: min((position.get(r, last) for r in _readers(s)), default=last) for s in fetches}
+        self.upcoming = deque(sorted(fetches, key=self.first_use.__getitem__))
+        self.stores = {s for s in starts if s not in self.first_use and is_handed_out(s)}
+        self.followers = _followers([s for s in starts if s not in self.first_use])
+        self.fetched: dict[fx.Node, None] = {}
+        self.stored: dict[fx.Node, None] = {}
+        """Fetches and stores under way, oldest first."""
+        self.kept: dict[fx.Node, set[fx.Node]] = {}
+        """Fetches whose results are kept for readers ahead that have no fetch of their own any more."""
+        budget = program.in_flight_bytes
+        self.fetch_budget = max(map(_held, fetches), default=0) if budget is None else budget
+        self.store_budget = STORES * max(map(_held, self.stores), default=0) if budget is None else budget
+        self.latest: dict[Any, fx.Node] = {}  # what was fetched last -> its result
+        self.order: list[fx.Node] = []
+        self.placed: set[fx.Node] = set()
+        self.erased: set[fx.Node] = set()
+
+    def run(self) -> list[fx.Node]:
+        for node in self.nodes:
+            if node not in self.waits and node not in self.erased and node not in self.first_use:
+                self._fetch_for(node)
+                self.place(node)
+        for node in self.nodes:
+            if node not in self.erased:
+                self.place(node)
+        return self.order
+
+    def place(self, node: fx.Node) -> None:
+        """Append a node, what it needs before it, and the starts that can go behind it."""
+        if node in self.placed or node.op != "call_function":
+            return
+        for used in node.all_input_nodes:
+            self.place(used)
+        if node in self.stores:
+            self._make_room(node)
+        if node in self.placed:  # it went behind the last of what it needs
+            return
+        self.placed.add(node)
+        self.order.append(node)
+        for used in node.all_input_nodes:
+            if node.target is communication.wait:
+                self.fetched.pop(used, None)
+                self.stored.pop(used, None)
+        if node in self.stores:
+            self.stored[node] = None
+            if _held(node) > self.store_budget:
+                self._finish(node)
+        self.kept = {start: wanted for start, wanted in self.kept.items() if node not in wanted}
+        for start in self.followers.get(node, ()):
+            if all(self._is_there(origin(used)) for used in start.all_input_nodes):
+                self.place(start)
+
+    def _is_there(self, node: fx.Node) -> bool:
+        return node.op == "placeholder" or node in self.placed
+
+    def _make_room(self, store: fx.Node) -> None:
+        while self.stored and sum(map(_held, self.stored)) + _held(store) > self.store_budget:
+            self._finish(next(iter(self.stored)))
+
+    def _finish(self, start: fx.Node) -> None:
+        """Wait for what was started."""
+        for result in results_of(start):
+            self.place(result)
+
+    def _fetch_for(self, node: fx.Node) -> None:
+        """Start what `node` needs now, and what may be under way ahead of it."""
+        while self.upcoming:
+            start = self.upcoming[0]
+            if start not in self.placed:
+                ahead = sum(map(_held, {*self.fetched, *self.kept})) + _held(start)
+                needed, fits = node in _readers(start), ahead <= self.fetch_budget
+                if self._take_what_is_there(start, node, needed or fits):
+                    self.upcoming.popleft()
+                    continue
+                if not needed and not (fits and self._is_ready(start)):
+                    return
+                self.place(start)
+                self.fetched[start] = None
+                self.latest.update(zip(parts_of(start), results_of(start), strict=True))
+            self.upcoming.popleft()
+
+    def _is_ready(self, start: fx.Node) -> bool:
+        """Whether nothing has to be computed for it first."""
+        todo = list(start.all_input_nodes)
+        while todo:
+            node = todo.pop()
+            if node.target is communication.wait and node.args[0] not in self.placed:
+                return False
+            todo += node.all_input_nodes if node not in self.placed else []
+        return True
+
+    def _take_what_is_there(self, start: fx.Node, node: fx.Node, may_keep: bool) -> bool:
+        """Let the readers of a fetch take an equal one's results, if those have readers ahead.
+
+        may_keep: whether results may be kept that are in use already. Those under way are counted as it is,
+        and those that `node` reads last would be fetched again next.
+        """
+        there = [self.latest.get(part) for part in parts_of(start)]
+        others = {_start_of(x) for x in there if x is not None}
+        ahead = [_readers(other) - self.placed for other in others]
+        if not self.joint or None in there or not all(ahead):
+            return False
+        if not (may_keep or others.issubset(self.fetched) or all(left <= {node} for left in ahead)):
+            return False
+        self.kept.update(dict.fromkeys(others, _readers(start)))
+        results = results_of(start)
+        for mine, other in zip(results, there, strict=True):
+            assert other is not None
+            mine.replace_all_uses_with(other)
+        for gone in dict.fromkeys((*results, *start.users, start)):
+            gone.graph.erase_node(gone)
+            self.erased.add(gone)
+        return True
+
+
+def _readers(start: fx.Node) -> set[fx.Node]:
+    """The users of what a start makes."""
+    return {user for result in results_of(start) for user in result.users}
+
+
+def _start_of(result: fx.Node) -> fx.Node:
+    wait = result if result.target is communication.wait else result.all_input_nodes[0]
+    return wait.all_input_nodes[0]
+
+
+def _held(start: fx.Node) -> int:
+    """Bytes that exist because a start is under way."""
+    held: int = start.meta["transfer"].held_bytes
+    return held
+
+
+def _followers(starts: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """Node -> the starts whose operand it is, or is cast to."""
+    followers: dict[fx.Node, list[fx.Node]] = {}
+    for start in starts:
+        for used in map(origin, start.all_input_nodes):
+            followers.setdefault(used, []).append(start)
+    return {node: sorted(found) for node, found in followers.items()}

@@ -21,6 +21,7 @@ from hyperparallel.graph.capture.capture import Captured
 from hyperparallel.graph.capture.extract import module_of
 from hyperparallel.graph.local.local_op import FactorPiece, LocalOp
 from hyperparallel.graph.local.localise import localise
+from hyperparallel.graph.passes.pairs import is_view
 from hyperparallel.graph.passes.redistribute import Redistributor
 from hyperparallel.graph.passes.write_region import write_region
 from hyperparallel.graph.program import RankProgram, Transfer
@@ -73,16 +74,9 @@ def gradient_reduction(program: RankProgram, workload: Workload, decisions: Deci
         input_specs=program.grad_specs,
         output_specs={},
         grad_specs={name: decisions.stored[name] for name in results},
+        rates=decisions.rates,
+        in_flight_bytes=decisions.plan.in_flight_bytes,
     )
-
-
-def _is_view(node: fx.Node) -> bool:
-    """Whether an op's result may be its operand's memory."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    returned = node.target._schema.returns
-    shares = bool(returned) and returned[0].alias_info is not None
-    return shares or node.target is aten._unsafe_view.default
 
 
 _REDUCTION = {"backward": True, "constant": False, "module": ""}
@@ -96,11 +90,15 @@ def _reduced(place: fx.Node, name: str, program: RankProgram, value: Value, deci
         node.meta.update(_REDUCTION)
         return node
 
-    def collect(node: fx.Node, kind: str, axes: Any, num_bytes: int, dtype: str) -> None:
+    def collect(node: fx.Node, kind: str, axes: Any, num_bytes: int, dtype: str, held: int) -> None:
         why = f"the gradient of {name} is kept as the parameter is"
-        node.meta["transfer"] = Transfer(kind, axes, num_bytes, value.name, "", True, why, dtype)
+        node.meta["transfer"] = Transfer(
+            kind, axes, num_bytes, value.name, "", True, why, dtype, held_bytes=held
+        )
 
-    move = Redistributor(program.rank, value, decisions.plan.reduce, emit, collect)
+    move = Redistributor(
+        program.rank, value, decisions.plan.reduce, emit, collect, decisions.step_seconds(value.dtype)
+    )
     reduced: fx.Node = move(place, program.grad_specs[name], decisions.stored[name])
     return reduced
 
@@ -241,17 +239,21 @@ class _Partition:
         return self.converted[key]
 
     def _redistributor(self, value: str) -> Redistributor:
-        def collect(node: fx.Node, kind: str, axes: tuple[str, ...], num_bytes: int, dtype: str) -> None:
-            self._note_transfer(node, kind, axes, num_bytes, value, dtype)
+        def collect(
+            node: fx.Node, kind: str, axes: tuple[str, ...], num_bytes: int, dtype: str, held: int
+        ) -> None:
+            self._note_transfer(node, kind, axes, num_bytes, value, dtype, held)
 
         whole, reduce = self.workload.values[value], self.decisions.plan.reduce
-        return Redistributor(self.rank, whole, reduce, self._emit, collect)
+        costs = self.decisions.step_seconds(whole.dtype)
+        return Redistributor(self.rank, whole, reduce, self._emit, collect, costs)
 
     def _note_transfer(
-        self, node: fx.Node, kind: str, axes: tuple[str, ...], num_bytes: int, value: str, dtype: str
-    ) -> None:
+        self, node: fx.Node, kind: str, axes: tuple[str, ...], num_bytes: int, value: str, dtype: str,
+        held: int = 0,
+    ) -> None:  # fmt: skip
         node.meta["transfer"] = Transfer(
-            kind, axes, num_bytes, value, self.module, self.backward, self.reason, dtype
+            kind, axes, num_bytes, value, self.module, self.backward, self.reason, dtype, held_bytes=held
         )
 
     def _reduce(self, x: Any, how: str, factor: str, parts: int = 1) -> Any:
@@ -292,7 +294,7 @@ class _Partition:
     def _owned(self, node: fx.Node, owned: set[fx.Node]) -> fx.Node:
         """A gradient that can be scaled or added to in place: a copy where its memory has another owner."""
         base, spread = node, False
-        while _is_view(base):
+        while is_view(base):
             spread |= base.target is aten.expand.default
             base = base.all_input_nodes[0]
         if spread or base in owned or base.op == "placeholder":
@@ -337,4 +339,6 @@ class _Partition:
             input_specs={p: self.decisions.sources[v] for p, v in work.inputs.items()},
             output_specs={p: self.decisions.outputs[v] for p, v in work.outputs.items()},
             grad_specs=grad_specs,
+            rates=self.decisions.rates,
+            in_flight_bytes=self.decisions.plan.in_flight_bytes,
         )

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from hyperparallel.errors import LayoutError
 from hyperparallel.graph import communication
 from hyperparallel.layout import (
     AllGather,
@@ -30,7 +31,7 @@ from hyperparallel.layout import (
     Step,
     reshard,
 )
-from hyperparallel.shard.op_seconds import reduce_dtype
+from hyperparallel.shard.op_seconds import StepSeconds, reduce_dtype
 from hyperparallel.shard.spec import Spec, common_view, make_spec
 from hyperparallel.workload import Value
 
@@ -43,20 +44,26 @@ class Redistributor:
     """Emits redistributions of one value for one rank.
 
     reduce: the dtype that carries reductions of 16-bit floats. emit(fn, *args) adds a node; collect(node,
-    kind, axes, num_bytes, dtype) notes what a collective moves; the local shape that goes in, its dtype and
-    size of an item are in the node's meta.
+    kind, axes, num_bytes, dtype, held_bytes) notes what a collective moves, and holds while it is under way;
+    the dtype and the size of an item are in the node's meta. costs: seconds of a step, so that what runs is
+    what decisions were priced with; None where the steps are given (`along`).
     """
 
     rank: int
     value: Value
     reduce: str
     emit: Emit
-    collect: Callable[[Any, str, tuple[str, ...], int, str], None]
+    collect: Callable[[Any, str, tuple[str, ...], int, str, int], None]
+    costs: StepSeconds | None = None
 
     def __call__(self, x: Any, src: Spec, dst: Spec) -> Any:
-        """`x` laid out as `dst`."""
+        """`x` laid out as `dst`; `LayoutError` where that is no matter of one mesh and one memory tier."""
         if src == dst:
             return x
+        if src.mesh != dst.mesh or src.tier != dst.tier:
+            given = f"{src.layout()} -> {dst.layout()}"
+            allowed = "two layouts on one mesh and in one memory tier"
+            raise LayoutError(f"layout of {self.value.name}", given, allowed)
         view = common_view(src, dst)
         if view is None:
             whole = make_spec(src.mesh, [[(size, ())] for size in src.shape])
@@ -65,7 +72,8 @@ class Redistributor:
         finer = shape != src.shape
         if finer:
             x = self.emit(aten.reshape.default, x, list(src_layout.local_shape(shape, self.rank)))
-        x = self.along(x, reshard(src_layout, dst_layout, shape, self.value.itemsize), shape)
+        steps = reshard(src_layout, dst_layout, shape, self.value.itemsize, self.costs)
+        x = self.along(x, steps, shape)
         return self.emit(aten.reshape.default, x, list(dst.local_shape(self.rank))) if finer else x
 
     def along(self, x: Any, steps: Sequence[Step], shape: tuple[int, ...]) -> Any:
@@ -86,10 +94,12 @@ class Redistributor:
         how = step.op if isinstance(step, (AllReduce, ReduceScatter)) else ""
         return reduce_dtype(self.value.dtype, how, self.reduce)
 
-    def _note(self, node: Any, kind: str, axes: tuple[str, ...], num: int, dtype: str, local: Any) -> None:
+    def _note(self, node: Any, step: Step, shape: tuple[int, ...], dtype: str) -> None:
         itemsize = getattr(torch, dtype).itemsize
-        node.meta.update(shape=local, itemsize=itemsize, dtype=dtype)
-        self.collect(node, kind, axes, num * itemsize, dtype)
+        node.meta.update(itemsize=itemsize, dtype=dtype)
+        held = max(math.prod(end.largest_shape(shape)) for end in (step.src, step.dst))
+        moved = step.num_elements(shape) * itemsize
+        self.collect(node, _kind(step), step.axes, moved, dtype, held * itemsize)
 
     def _step(self, x: Any, step: Step, shape: tuple[int, ...], dtype: str) -> Any:
         match step:
@@ -101,8 +111,7 @@ class Redistributor:
                 return self._exchange(x, step, shape, dtype)
             case _:
                 started = self._start(x, step, shape)
-                local = step.src.local_shape(shape, self.rank)
-                self._note(started, _kind(step), step.axes, step.num_elements(shape), dtype, local)
+                self._note(started, step, shape, dtype)
                 return self.emit(communication.wait, started)
 
     def _start(self, x: Any, step: Step, shape: tuple[int, ...]) -> Any:
@@ -144,8 +153,7 @@ class Redistributor:
             flat, 0, [num_elements(b) for b in sends.values()], 0,
             [num_elements(b) for b in takes.values()], step.axes,
         )  # fmt: skip
-        sent = (sum(map(num_elements, sends.values())),)
-        self._note(started, "permute", step.axes, step.num_elements(shape), dtype, sent)
+        self._note(started, step, shape, dtype)
         received = self.emit(communication.wait, started)
         local = list(step.dst.local_shape(shape, self.rank))
         blocks = [b for taken in takes.values() for b in taken]

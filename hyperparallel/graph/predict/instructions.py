@@ -3,7 +3,7 @@
 The nodes are run on tensors without memory, in program order, so every number is this rank's own, uneven
 pieces included. Products count as torch's FLOP counter does; an op's traffic is what it reads and writes.
 Views are free where they do not copy. A result's memory is taken when it is made and given back behind its
-last use; what is returned stays.
+last use, that of a start's operand behind its wait; what is returned stays.
 
 Leaves out what kernels keep in caches, and fused regions: they are listed by their ops.
 """
@@ -32,7 +32,7 @@ from hyperparallel.graph.predict.reuse import storage, tensors, with_reuse
 from hyperparallel.graph.predict.update_work import FUSED_ADAM, UpdateWork
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.shard.op_seconds import MATMULS, VIEWS
-from hyperparallel.workload.instruction import Accesses, Instruction
+from hyperparallel.workload.instruction import Accesses, Instruction, Tensors
 
 aten = torch.ops.aten
 
@@ -49,15 +49,8 @@ def unsized_instructions(nodes: Sequence[fx.Node]) -> list[Instruction]:
     found = []
     for node in nodes:
         needs = tuple(place[used] for used in node.all_input_nodes if used in place)
-        transfer = node.meta.get("transfer")
-        if node.target in communication.STARTS:
-            single = communication.STARTS[node.target].single
-            start = Instruction(
-                node.name, transfer.kind if transfer else single.name, "start", needs,
-                num_bytes=transfer.num_bytes if transfer else 0, axes=tuple(node.args[-1]),  # type: ignore[arg-type]
-                one_round=single.one_round,
-            )  # fmt: skip
-            found.append(start)
+        if _is_start(node):
+            found.append(_unsized_start(node, needs))
         elif node.target is communication.wait:
             found.append(Instruction(node.name, "wait", "wait", needs))
         else:
@@ -85,7 +78,7 @@ def instructions(
     ]
     kept = old.union(*(map(storage, tensors(sizes.made[node])) for node in part.outputs))
     found = with_reuse(found, part.nodes, sizes.made)
-    return _with_memory(found, part.nodes, sizes.made, old, kept)
+    return _with_tensors(found, part.nodes, sizes.made, old, kept)
 
 
 def step_instructions(
@@ -105,14 +98,27 @@ def step_instructions(
     found: list[Instruction] = []
     for i, part in enumerate(parts):
         first, suffix = len(found), f" #{i + 1}" if len(parts) > 1 else ""
-        found += [
-            replace(one, name=one.name + suffix, needs=tuple(first + need for need in one.needs))
-            for one in part
-        ]
+        found += [_again(one, first, suffix) for one in part]
     stored = built.decisions.stored
     elements = sum(math.prod(stored[name].local_shape(rank)) for name in program.grads)
     itemsize = max((built.workload.values[v].itemsize for v in built.workload.grads.values()), default=4)
     return [*found, *_behind(len(program.grads), float(elements * itemsize), clip, update)]
+
+
+def _again(one: Instruction, first: int, suffix: str) -> Instruction:
+    """An instruction of a program that runs several times; first: position of the run's first one."""
+
+    def named(tensors: Tensors) -> Tensors:
+        return tuple((name + suffix, size) for name, size in tensors)
+
+    return replace(
+        one,
+        name=one.name + suffix,
+        needs=tuple(first + need for need in one.needs),
+        makes=named(one.makes),
+        reads=tuple(name + suffix for name in one.reads),
+        last_reads=named(one.last_reads),
+    )
 
 
 def _behind(count: int, size: float, clip: bool, update: UpdateWork) -> Iterator[Instruction]:
@@ -214,7 +220,7 @@ class _Sizes:
         with self.mode, torch.no_grad(), _Recording() as recording:
             self.made[node] = result = self._result(node, args, kwargs)
         read, written = tensors((args, kwargs)), tensors(result)
-        if node.target in communication.STARTS or node.target is communication.wait:
+        if _is_start(node) or node.target is communication.wait:
             return {"dtype": _dtype(written)}
         called = _called(node)
         known: dict[str, Any] = {"dtype": _dtype(written), "kernel": _kernel(called)}
@@ -236,6 +242,8 @@ class _Sizes:
             return args[0]
         if target in communication.STARTS:
             return self._received(communication.STARTS[target], args)
+        if _is_start(node):
+            return torch.empty_like(args[0])  # a copy to or from another tier
         try:
             return target(*args, **kwargs)
         except Exception as error:
@@ -288,36 +296,78 @@ def _flops(called: Any, args: Any, kwargs: Any, result: Any) -> float:
     return 0.0
 
 
-def _with_memory(
+def _is_start(node: fx.Node) -> bool:
+    return node.target in communication.STARTS or "transfer" in node.meta
+
+
+def _unsized_start(node: fx.Node, needs: tuple[int, ...]) -> Instruction:
+    """A start without what it makes; where nobody noted what a collective moves, without its bytes."""
+    transfer = node.meta.get("transfer")
+    known = communication.STARTS.get(node.target)
+    one_round = known is not None and known.single.one_round
+    if transfer is None:
+        assert known is not None
+        kind, axes = known.single.name, tuple(node.args[-1])  # type: ignore[arg-type]
+        return Instruction(node.name, kind, "start", needs, axes=axes, one_round=one_round)
+    return Instruction(
+        node.name, transfer.kind, "start", needs, num_bytes=transfer.num_bytes, axes=transfer.axes,
+        one_round=one_round, stream=transfer.stream, tier=transfer.tier,
+    )  # fmt: skip
+
+
+def _read(node: fx.Node) -> list[fx.Node]:
+    """What a node reads; a wait also what its start took, which nobody may free before."""
+    (*used,) = node.all_input_nodes
+    return [*used, *used[0].all_input_nodes] if node.target is communication.wait else used
+
+
+def _with_tensors(
     found: Sequence[Instruction],
     nodes: Sequence[fx.Node],
     made: Mapping[fx.Node, Any],
     old: set[int],
     kept: set[int],
 ) -> list[Instruction]:
-    """Note which instruction makes a memory block, and behind which it dies.
+    """Name the tensors that each instruction makes, reads, and reads last: one for each block of memory.
 
     old: blocks that were there before; kept: those that stay.
     """
-    sizes: dict[int, int] = {}
-    first: dict[int, int] = {}
+    known: dict[int, tuple[str, float]] = {}
     last: dict[int, int] = {}
+    touched: list[tuple[list[int], list[int]]] = []
     for i, node in enumerate(nodes):
-        for x in tensors([made[node], *(made[used] for used in node.all_input_nodes)]):
-            block = storage(x)
-            sizes[block] = x.untyped_storage().nbytes()
-            first.setdefault(block, i)
-            last[block] = i
-    taken, given = [0.0] * len(found), [0.0] * len(found)
-    for block, size in sizes.items():
-        if block not in old:
-            taken[first[block]] += size
+        read = [block for used in _read(node) for block in _named(known, used, made[used])]
+        before = len(known)
+        written = _named(known, node, made[node])
+        touched.append((list(dict.fromkeys(read)), list(known)[before:]))
+        last.update(dict.fromkeys((*read, *written), i))
+    dying: dict[int, list[int]] = {}
+    for block, i in last.items():
         if block not in kept:
-            given[last[block]] += size
+            dying.setdefault(i, []).append(block)
     return [
-        replace(one, alloc_bytes=alloc, free_bytes=free)
-        for one, alloc, free in zip(found, taken, given, strict=True)
+        replace(
+            one,
+            makes=tuple(known[block] for block in fresh if block not in old),
+            reads=tuple(known[block][0] for block in read),
+            last_reads=tuple(known[block] for block in dying.get(i, ())),
+        )
+        for i, (one, (read, fresh)) in enumerate(zip(found, touched, strict=True))
     ]
+
+
+def _named(known: dict[int, tuple[str, float]], node: fx.Node, value: Any) -> list[int]:
+    """The blocks of a node's value; those that are new are named after it."""
+    blocks: list[int] = []
+    for x in tensors(value):
+        block = storage(x)
+        if block not in known:
+            others = sum(known[other][0].partition(":")[0] == node.name for other in blocks)
+            on_device = "transfer" not in node.meta or node.meta["transfer"].tier == "device"
+            size = float(x.untyped_storage().nbytes()) if on_device else 0.0
+            known[block] = f"{node.name}:{others}" if others else node.name, size
+        blocks.append(block)
+    return blocks
 
 
 def _dtype(made: Sequence[Tensor]) -> str:

@@ -70,6 +70,8 @@ class Transport(Protocol):
         self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]], op: str
     ) -> InFlightMany: ...
 
+    def all_reduce_many(self, xs: Sequence[Tensor], op: str) -> InFlightMany: ...
+
 
 class Ready:
     """A collective that needed no communication."""
@@ -167,6 +169,15 @@ def reduce_scatter_many_start(
     if group.size == 1 and group.index == 0:
         return Several([Ready(x) for x in xs])
     return transport_of(group, "reduce_scatter").reduce_scatter_many(xs, dims, sizes, op)
+
+
+def all_reduce_many_start(xs: Sequence[Tensor], op: str, group: Group) -> InFlightMany:
+    """Start reducing every x over the group, elementwise; see `all_gather_many_start`."""
+    for x in xs:
+        check_reduction(op, x.dtype)
+    if group.size == 1 and group.index == 0:
+        return Several([Ready(x) for x in xs])
+    return transport_of(group, "all_reduce").all_reduce_many(xs, op)
 
 
 def all_to_all_start(

@@ -106,10 +106,13 @@ class ProcessGroupTransport:
         return self.group.handle
 
     def all_reduce(self, x: Tensor, op: str) -> InFlight:
+        return self._all_reduce_in_place(x.clone(memory_format=torch.contiguous_format), op)
+
+    def _all_reduce_in_place(self, x: Tensor, op: str) -> InFlight:
+        """Of a contiguous tensor that nobody else has."""
         if x.numel() == 0:
-            return Ready(x.contiguous())
-        flat = x.clone(memory_format=torch.contiguous_format).view(-1)
-        out, finish = _reducible(flat, op, self.group)
+            return Ready(x)
+        out, finish = _reducible(x.view(-1), op, self.group)
         options = AllreduceOptions()
         options.reduceOp = _OPS[op]
         work = self.handle.allreduce([out], options)
@@ -205,6 +208,14 @@ class ProcessGroupTransport:
         """Whether pieces of `dim` go in direct messages; the same on every member."""
         unit = math.prod(s for d, s in enumerate(x.shape) if d != dim) * x.element_size()
         return x.is_cpu and unit * max(sizes) >= DIRECT_BYTES
+
+    def all_reduce_many(self, xs: Sequence[Tensor], op: str) -> InFlightMany:
+        """One flat message, reduced where it was packed: no more copies than one tensor at a time."""
+        if len(xs) == 1:
+            return Several([self.all_reduce(xs[0], op)])
+        shapes = [x.shape for x in xs]
+        message = self._all_reduce_in_place(packed_whole(xs), op)
+        return Packed(message, lambda flat: unpacked_whole(flat, shapes))
 
     def reduce_scatter(self, x: Tensor, dim: int, sizes: Sequence[int], op: str) -> InFlight:
         if x.numel() == 0:

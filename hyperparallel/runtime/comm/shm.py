@@ -219,6 +219,11 @@ class SharedMemoryTransport:
             return self._fallback("reduce_scatter").reduce_scatter_many(xs, dims, sizes, op)
         return Several([self.reduce_scatter(*one, op) for one in zip(xs, dims, sizes, strict=True)])
 
+    def all_reduce_many(self, xs: Sequence[Tensor], op: str) -> InFlightMany:
+        if not all(x.is_cpu and x.dtype in _REDUCIBLE for x in xs):
+            return self._fallback("all_reduce").all_reduce_many(xs, op)
+        return Several([self.all_reduce(x, op) for x in xs])
+
     def trouble(self, handle: int, code: int) -> None:
         """See a wait through that did not simply succeed; raises what went wrong."""
         while code == 3:  # a signal came, and Python has run its handler by now

@@ -79,6 +79,9 @@ def many_equal_single(rank: int, transport: str, n: int) -> list[str]:
         under_way = collectives.reduce_scatter_many_start(xs, dims, sizes, op, group)
         for got, *one in zip(under_way.wait(), xs, dims, sizes, strict=True):
             same(got, wait(collectives.reduce_scatter_start(*one, op, group)))
+        mixed = [x.transpose(0, -1) if i % 2 else x for i, x in enumerate(xs)]  # strided
+        for got, x in zip(collectives.all_reduce_many_start(mixed, op, group).wait(), mixed, strict=True):
+            same(got, wait(collectives.all_reduce_start(x, op, group)))
     return [type(group.transport).__name__]
 
 
@@ -112,6 +115,11 @@ def one_message(rank: int) -> None:
     xs = [torch.rand(3, 8), torch.rand(5)]
     collectives.reduce_scatter_many_start(xs, [1, 0], [[4, 4], [3, 2]], "sum", group).wait()
     assert calls == ["reduce_scatter"]
+    calls.clear()
+    kept = [x.clone() for x in xs]
+    total = collectives.all_reduce_many_start(xs, "avg", group).wait()
+    assert calls == ["allreduce"] and all(map(torch.equal, xs, kept)), "operands are not written to"
+    assert total[0].untyped_storage().data_ptr() == total[1].untyped_storage().data_ptr()
     # A large tensor goes from where it lies; the others still share a message.
     calls.clear()
     big = torch.rand(2 * DIRECT_BYTES // 4)
@@ -141,6 +149,7 @@ def test_alone_tensors_are_handed_back_and_misfits_refused() -> None:
     for got in (
         collectives.all_gather_many_start(xs, [1, 0], [[3], [4]], alone).wait(),
         collectives.reduce_scatter_many_start(xs, [1, 0], [[3], [4]], "sum", alone).wait(),
+        collectives.all_reduce_many_start(xs, "sum", alone).wait(),
     ):
         assert got[0] is xs[0] and got[1] is xs[1]
     with pytest.raises(UserError, match="sizes"):
@@ -149,3 +158,5 @@ def test_alone_tensors_are_handed_back_and_misfits_refused() -> None:
         collectives.reduce_scatter_many_start(xs, [2, 0], [[3], [4]], "sum", alone)
     with pytest.raises(UserError, match="op"):
         collectives.reduce_scatter_many_start([torch.ones(2, dtype=torch.bool)], [0], [[2]], "sum", alone)
+    with pytest.raises(UserError, match="op"):
+        collectives.all_reduce_many_start([torch.ones(2, dtype=torch.bool)], "sum", alone)

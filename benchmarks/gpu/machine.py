@@ -48,7 +48,8 @@ def described(num_ranks: int, folder: Path) -> Cluster:
     cluster = describe(timings, time.strftime("on %Y-%m-%d"))
     busy = min(float(COLLECTIVE_UNITS), cluster.device.collective_units * units)
     device = replace(cluster.device, name=name, units=units, collective_units=busy)
-    return replace(cluster, name="this-machine", device=device)
+    fabric = tuple(replace(tier, name="links") for tier in cluster.fabric)
+    return replace(cluster, name="this-machine", device=device, fabric=fabric)
 
 
 def _timed(session: Session, num_ranks: int) -> tuple[Timings, str, int]:

@@ -29,11 +29,13 @@ class Place:
     num_ranks: int
 
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        """`fn(session, *args)` of every rank; the session tells its device."""
-        limit = 150.0
-        return launch(
-            fn, self.num_ranks, args=args, timeout=limit, threads=1, collective_timeout=timedelta(seconds=60)
-        )
+        """`fn(session, *args)` of every rank; the session tells its device. No shared memory, as on CUDA."""
+        patience = timedelta(seconds=60)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HYPERPARALLEL_TRANSPORT", "messages")
+            return launch(
+                fn, self.num_ranks, args=args, timeout=150, threads=1, collective_timeout=patience
+            )
 
 
 def places(*cpu_ranks: int) -> Any:

@@ -25,7 +25,7 @@ from hyperparallel.runtime.module.parallel import parallelize
 from hyperparallel.shard.op_seconds import SMALL_FLOATS
 from tests.graph.capture import families
 from tests.runtime.module import small
-from tests.runtime.module.low_bits import dense_gradients, error, sharded_gradients, true_gradients
+from tests.runtime.module.precision.low_bits import dense_gradients, error, sharded_gradients, true_gradients
 
 pytestmark = pytest.mark.fake
 DECLARED: dict[str, tuple[str, tuple[str | None, ...]]] = {

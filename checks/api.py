@@ -88,7 +88,7 @@ def signature(value: Any) -> str:
 
 def _unquoted(text: str) -> str:
     """Types as they are written in the code, which Python keeps as text."""
-    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
+    return re.sub(r"""(: |-> )(['"])(.*?)\2(?=[,)]| = |$)""", r"\1\3", text)
 
 
 def main() -> int:

@@ -29,9 +29,11 @@ class Fabric:
     """Links of one kind between `num_members` members: devices, or whole groups of the tier inside.
 
     size: members per dimension (switch and ring: one number). bytes_s: per device and direction, all its
-    links of this tier. latency_s: one hop, software included. in_network_reduction: switches add up.
+    links of this tier. latency_s: one hop, software included. Sums in switches
+    are not priced apart: bytes_s is what collectives reach with them.
     oversubscription: how many times less than full bisection the tier carries when all devices send.
-    shares: name of the tier whose ports it uses. source: where the numbers come from.
+    shares: name of the tier whose ports it uses, so that collectives over both wait for each other in a
+    simulated program. source: where the numbers come from.
     """
 
     name: str
@@ -39,7 +41,6 @@ class Fabric:
     size: tuple[int, ...]
     bytes_s: float
     latency_s: float
-    in_network_reduction: bool = False
     oversubscription: float = 1.0
     shares: str | None = None
     source: str = ""

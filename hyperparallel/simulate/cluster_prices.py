@@ -91,7 +91,8 @@ class ClusterPrices:
         slowest, _ = min(crossed, key=lambda pair: pair[0].bytes_s / pair[0].oversubscription)
         moving = one.num_bytes * slowest.oversubscription / slowest.bytes_s
         units = min(0.99, device.collective_units / device.units)
-        return Price(latency + moving, {f"{slowest.name} of rank {rank}": 1.0}, units)
+        ports = slowest.shares or slowest.name  # collectives over both tiers wait for the same ports
+        return Price(latency + moving, {f"{ports} of rank {rank}": 1.0}, units)
 
     def copy(self, one: Instruction) -> Price:
         """All devices of a host copy at once; the stream is copy.<tier>.in or .out."""

@@ -45,8 +45,6 @@ def text(*changes: tuple[str, str]) -> str:
         ([("size: [8]", "size: [8.5]")], "fabric.nvlink.size.0", "a whole number"),
         ([("peak_flop_s:\n", "peak_flop_s: 1\n  gemm:\n")], "device.peak_flop_s", "a mapping"),
         ([("memory_bytes_s: 3.35e+12", "memory_bytes_s: 3 TB/s")], "device.memory_bytes_s", "a number"),
-        ([("in_network_reduction: true", "in_network_reduction: 3")], "fabric.nvlink.in_network_reduction",
-         "true or false"),
         ([("fabric:\n", "fabric: []\nlinks:\n")], "links", "allowed: name, device, memory, fabric, notes"),
         ([("bytes_s: 4.5e+11", "bandwith: 4.5e+11")], "fabric.nvlink.bandwith", "write bytes_s instead"),
         ([("bytes_s: 4.5e+11", "bandwidth: 4.5e+11")], "fabric.nvlink.bandwidth", "write bytes_s"),

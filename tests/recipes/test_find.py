@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from hyperparallel.cli.request import read_request
 from hyperparallel.errors import UserError
 from hyperparallel.layout import Mesh
 from hyperparallel.recipes import Recipe, find_recipe, names
@@ -74,3 +76,15 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path, text: str) -> None
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=r"config\.json"):
         find_recipe(str(tmp_path))
+
+
+def test_what_a_recipe_settles_or_does_not_know_is_refused(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "vocab_size": 300}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for words, field in ((["vocab_size=400"], "vocab_size=400"), (["model=other"], "model=other")):
+        with pytest.raises(UserError, match=f"^override: got '{field}'; allowed: none: .* settles"):
+            read_request(str(tmp_path), mesh=None, plan=None, overrides=words)
+    for model in (str(tmp_path), "llama_demo"):
+        with pytest.raises(UserError, match=r"^mesh axis: got 'tq'; allowed: .* or tp; write tp instead"):
+            read_request(model, mesh="dp=2,tq=2", plan=None, overrides=[])
+    assert {one.name for one in fields(Recipe)} == {"name", "model", "declare", "fields", "settled"}

@@ -142,7 +142,7 @@ def _rack(name: str, device: Device, capacity: float, nic: float, source: str, r
 
 def _fabric(gpus: int, groups: int, nic: float, source: str) -> tuple[Fabric, ...]:
     return (
-        Fabric("nvlink", "switch", (gpus,), 900e9, 2e-6, in_network_reduction=True,
+        Fabric("nvlink", "switch", (gpus,), 900e9, 2e-6,
                source=f"{_SHEET}: NVLink 5, 1.8 TB/s both ways, with SHARP; latency inferred"),
         Fabric("infiniband", "switch", (groups,), nic, 8e-6, source=f"{source}; latency inferred"),
     )  # fmt: skip

@@ -85,13 +85,13 @@ def a100(nodes: int = 1) -> Cluster:
 
 def h100(nodes: int = 1) -> Cluster:
     """DGX H100: 8 GPUs on NVSwitch, 8 x 400 Gb/s NDR InfiniBand, rail-optimised without oversubscription."""
-    return Cluster("h100", H100_SXM, _hopper_memory(), _hopper_fabric(nodes, 450e9, True, _H100_SHEET))
+    return Cluster("h100", H100_SXM, _hopper_memory(), _hopper_fabric(nodes, 450e9, _H100_SHEET))
 
 
 def h800(nodes: int = 1) -> Cluster:
     """H800 nodes as DeepSeek-V3 was trained on: NVLink cut to 400 GB/s both ways, 8 x 400 Gb/s InfiniBand."""
     source = "DeepSeek-V3 hardware paper, arXiv 2505.09343: H800 NVLink 400 GB/s both ways"
-    return Cluster("h800", H100_SXM, _hopper_memory(), _hopper_fabric(nodes, 200e9, False, source))
+    return Cluster("h800", H100_SXM, _hopper_memory(), _hopper_fabric(nodes, 200e9, source))
 
 
 def _hopper_memory() -> tuple[Tier, ...]:
@@ -109,9 +109,9 @@ def _hopper_memory() -> tuple[Tier, ...]:
     )  # fmt: skip
 
 
-def _hopper_fabric(nodes: int, nvlink_bytes_s: float, sharp: bool, source: str) -> tuple[Fabric, ...]:
+def _hopper_fabric(nodes: int, nvlink_bytes_s: float, source: str) -> tuple[Fabric, ...]:
     return (
-        Fabric("nvlink", "switch", (8,), nvlink_bytes_s, 2e-6, in_network_reduction=sharp,
+        Fabric("nvlink", "switch", (8,), nvlink_bytes_s, 2e-6,
                source=f"{source}; latency inferred"),
         Fabric("infiniband", "switch", (nodes,), 50e9, 8e-6,
                source=f"{_DGX_H100}: one 400 Gb/s port (ConnectX-7) per GPU; latency inferred"),

@@ -91,8 +91,9 @@ class LayerPrices:
         """With saved activations going to host memory (way 0) or coming back (1) beside the layer."""
         if action != "offload":
             return one
-        read, write = self.job.cluster.tier("host").contended()
-        seconds = self.saved_bytes("none") / (read if way else write)
+        host = self.job.cluster.tier("host")
+        read, write = host.contended()
+        seconds = host.latency_s + self.saved_bytes("none") / (read if way else write)
         shown = max(seconds - one.compute - one.tensor - one.experts, 0.0)
         return one._replace(copy=shown, hidden_copy=seconds - shown)
 

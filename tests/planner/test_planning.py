@@ -12,6 +12,7 @@ import pytest
 
 from hyperparallel.cluster.presets import preset
 from hyperparallel.errors import PlanError
+from hyperparallel.mpmd import in_flight, schedule
 from hyperparallel.plan.wording import bytes_words
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.explain.rows import COLUMNS, lines, rows, to_json
@@ -203,7 +204,9 @@ def test_a_refined_plan_is_told_with_its_own_memory(refined: Planning) -> None:
     assert bool(record["host_bytes"]) == bool(away) == ("host memory" in memory)
     if away:
         prices = LayerPrices(refined.job, best.prediction.strategy, Constants())
-        most = max(best.split.counts()) * best.prediction.strategy.pp
+        strategy = best.prediction.strategy
+        order = schedule(strategy.schedule, strategy.pp, 4 * strategy.pp, strategy.virtual)
+        most = max(best.split.counts()) * max(in_flight(order))  # chunks, each of so many layers
         assert record["host_bytes"] == pytest.approx(most * prices.saved_bytes("none"))
 
 

@@ -1,4 +1,4 @@
-"""Writes one rank's order of actions the way papers give it: "so many times F0, then so many times F1 I1 W1"."""
+"""Writes one rank's order of actions the way papers give it: "so many times F0, then F1 I1 W1"."""
 
 from __future__ import annotations
 

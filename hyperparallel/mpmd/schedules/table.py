@@ -10,12 +10,13 @@ from collections.abc import Mapping
 
 from hyperparallel.errors import PlanError, nearest
 from hyperparallel.mpmd.action import Schedule
+from hyperparallel.mpmd.schedules.dualpipe_v import DUALPIPE_V
 from hyperparallel.mpmd.schedules.record import PipelineSchedule
 from hyperparallel.mpmd.schedules.whole_backward import GPIPE, ONE_F_ONE_B
 from hyperparallel.mpmd.schedules.zero_bubble import ZB_H1, ZB_H2, ZB_V
 
 SCHEDULES: Mapping[str, PipelineSchedule] = {
-    record.name: record for record in (ONE_F_ONE_B, GPIPE, ZB_H1, ZB_H2, ZB_V)
+    record.name: record for record in (ONE_F_ONE_B, GPIPE, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V)
 }
 """By name, the usual one first."""
 

@@ -80,10 +80,11 @@ def test_layers_and_states_are_counted_on_the_rank_that_holds_them(name: str, vi
     prices = LayerPrices(one, strategy, Constants())
     even = even_split(one, strategy)
     stages = list(even.stages)
-    stages[0], stages[1] = (*stages[0], *stages[1][:1]), stages[1][1:]
+    stages[-1], stages[-2] = (*stages[-1], *stages[-2][:1]), stages[-2][1:]
     shares = state_shares(prices, type(even)(tuple(stages)))
     home = {a.stage: rank for rank, actions in enumerate(order_of(strategy, 8)) for a in actions}
-    assert shares[home[0]] > 1 > shares[home[1]]
+    last = len(stages) - 1
+    assert shares[home[last]] > 1 > shares[home[last - 1]]
     assert sum(shares) == pytest.approx(4)
     found = balanced(prices)
     assert found is None or closed_seconds(prices, found) < closed_seconds(prices, even)

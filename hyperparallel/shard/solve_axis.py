@@ -38,8 +38,9 @@ from hyperparallel.shard.axis_states import (
     period_key,
     uneven_units,
 )
-from hyperparallel.shard.op_seconds import ORDERLESS, carried_seconds, op_kind, op_seconds
+from hyperparallel.shard.op_seconds import carried_seconds, op_seconds
 from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.shard.rules.table import facts_of
 from hyperparallel.workload import Op, Workload
 
 Have = dict[AxisState, list[int]]
@@ -125,7 +126,7 @@ class _AxisProgram:
             if key < 0:
                 key = self._id(("op", shared, len(self.columns)))
                 alike.append((rule, key))
-                inner = periods if op_kind(op) in ORDERLESS else None
+                inner = periods if facts_of(op.target).orderless else None
                 options = list(fixed or choices(rule, taken, self.task.size, units, inner))
                 if op.name in constant and op.inputs:
                     options = options[:1]

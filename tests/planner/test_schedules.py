@@ -6,13 +6,13 @@ import re
 from itertools import pairwise
 
 import pytest
+from hyperparallel.planner.explain.reasons import neighbours, reasons
 
 from hyperparallel.cli.planning import read_fixed
 from hyperparallel.errors import PlanError, UserError
 from hyperparallel.mpmd import SCHEDULES, check_schedule
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.explain.page import planning_page
-from hyperparallel.planner.explain.reasons import neighbours, reasons
 from hyperparallel.planner.explain.rows import rows, to_json
 from hyperparallel.planner.planning import plan_job
 from hyperparallel.planner.search.fixed import check_fixed

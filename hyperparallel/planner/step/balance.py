@@ -165,6 +165,7 @@ def _solve(facts: _Facts) -> dict[tuple[int, int, int], int] | None:
 
     s, stages, homes = facts.strategy, facts.stages, facts.strategy.homes
     program = IntegerProgram()
+    # T is a column of its own: the maximum over ranks becomes one row for each of them.
     longest = program.column(float(facts.microbatches), most=math.inf)
     columns: dict[tuple[int, int, int], int] = {}
     for stage in range(stages):
@@ -183,6 +184,7 @@ def _solve(facts: _Facts) -> dict[tuple[int, int, int], int] | None:
         bytes_of = {c: facts.states + flying * facts.saved[action] for (_, _, action), c in mine.items()}
         fixed = facts.fixed + flying * facts.edge + (facts.front_bytes if rank == 0 else 0.0)
         fixed += facts.logits if rank == homes[-1] else 0.0
+        # Divided by the capacity, or bytes would drown the solver's absolute tolerances beside seconds.
         program.weighted(_scaled(bytes_of, facts.capacity), -math.inf, 1.0 - fixed / facts.capacity)
         if len(facts.saved) == len(ACTIONS) and math.isfinite(facts.host_room):
             away = {
@@ -191,6 +193,7 @@ def _solve(facts: _Facts) -> dict[tuple[int, int, int], int] | None:
             program.weighted(
                 _scaled(away, facts.capacity), -math.inf, max(facts.host_room, 0.0) / facts.capacity
             )
+    # Chunks of a rank are done in turn: a long one holds up the others as v times its length would.
     for stage in range(stages if s.virtual > 1 else 0):
         weights = {c: -s.virtual * facts.seconds[r][a] for (k, r, a), c in columns.items() if k == stage}
         program.weighted({longest: 1.0, **weights}, 0.0, math.inf)

@@ -67,6 +67,7 @@ def simulated_step(
     builder = _Builder(used, split, order)
     tasks = pipeline_tasks(order, builder.pieces, builder.message, builder.finish)
     timeline = simulate(tasks)
+    # A full pipeline goes on at the pace of its fullest rank, so that what is skipped needs no simulation.
     seconds = timeline.step_seconds + (total - count) * builder.pace()
     facts = {"model": job.model.name, "cluster": job.cluster.name, "strategy": strategy.words()}
     timeline = replace(timeline, facts=facts)
@@ -146,7 +147,7 @@ class _Builder:
         """Half of what is hidden of the data axis travels beside the first forward (updated parameters),
         half beside the last backward."""
         exposed, whole = self._gradients()
-        if whole - exposed <= 1e-9:
+        if whole - exposed <= 1e-9:  # no data axis, or nothing of it is hidden
             return found
         demand = self._gradient_demand(rank, whole)
         hidden = TaskPart(name, (whole - exposed) / 2, "comm.dp", name, (), demand)
@@ -165,6 +166,7 @@ class _Builder:
         """Parts of layers, one behind another, backward from the last to the first; each brings or takes what
         is saved of it."""
         layers, p = self.split.stages[stage], self.prices
+        # Cut finer where actions are few: memory then falls and rises by layers, not by whole stages.
         count = max(1, min(self.count, len(layers)))
         bounds = [round(i * len(layers) / count) for i in range(count + 1)]
         backward = kind != "F"

@@ -19,7 +19,7 @@ STARTED := $(shell date +%s)
 
 .NOTPARALLEL:
 .PHONY: demo test test-slow lint types imports docs size format \
-        gpu predict-demo bench-shard bench-reshard bench-collectives leaderboard clean help
+        gpu predict-demo bench-shard bench-reshard bench-collectives tables leaderboard clean help
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -84,7 +84,12 @@ bench-reshard: $(VENV)/runs  ## redistribution plans against DTensor's planner
 bench-collectives: $(VENV)/runs  ## the collectives' own call path
 	$(BIN)/python -m benchmarks.collectives
 
-leaderboard: $(VENV)/runs  ## the planner's cost model against published runs; TABLES=folder
+# First of its needs, so that nothing is installed for a run that can't be.
+tables:
+	$(if $(wildcard $(TABLES)/*.csv),,$(error no tables of published runs (*.csv) in $(TABLES): \
+	name their folder with "make leaderboard TABLES=folder"))
+
+leaderboard: tables $(VENV)/runs  ## the planner's cost model against published runs; TABLES=folder
 	$(BIN)/python -m benchmarks.leaderboard --fit $(TABLES) \
 		--json benchmarks/results/leaderboard.json --markdown benchmarks/results/leaderboard.md
 

@@ -25,7 +25,7 @@ from benchmarks.leaderboard.fit import calibration, fit
 from benchmarks.leaderboard.planner import choice
 from benchmarks.leaderboard.score import Score, by_source, calibrated, families, folds, held_out
 from benchmarks.leaderboard.speed import configurations_per_second
-from benchmarks.leaderboard.tables import read_tables
+from benchmarks.leaderboard.tables import READERS, read_tables
 from hyperparallel.planner.cost.constants import PRIORS, Constants
 
 
@@ -44,7 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("give --score DIR, --fit DIR or both")
     for path in (chosen.fit, folder):
         if path is not None and not path.is_dir():
-            parser.error(f"{path} is not a folder")
+            names = ", ".join(f"{name}.csv" for name in READERS)
+            said = f"no tables of published runs (*.csv) in {path}: name a folder that has some of {names}"
+            print(said, file=sys.stderr)
+            return 2
     result = leaderboard(chosen.fit, folder, not chosen.quick)
     text = report.markdown(result)
     if chosen.json:

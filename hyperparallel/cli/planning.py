@@ -18,7 +18,7 @@ SEARCHED = (
     *("tp", "cp", "pp", "dp", "ep", "etp", "microbatch", "virtual", "schedule"),
     *("zero", "sp", "recompute", "offload", "order"),
 )
-FOLLOWING = ("ep", "etp")
+FOLLOWING = ("ep", "etp", "schedule")
 """Fields whose values depend on others, so that they can't be checked alone."""
 
 

@@ -32,7 +32,7 @@ from hyperparallel.plan.decide import Decisions, decide
 from hyperparallel.plan.plan import Plan
 from hyperparallel.shard.rules.operands import uncut
 from hyperparallel.shard.rules.rule import Rule
-from hyperparallel.shard.rules.table import is_random, rule_for
+from hyperparallel.shard.rules.table import facts_of, rule_for
 from hyperparallel.workload import Workload
 
 JointPass = Callable[[Captured], Any]
@@ -172,7 +172,7 @@ def decided(
     """
     workload = extract(captured)
     rules = rules_of(captured, workload)
-    random = frozenset(op.name for op in workload.ops if is_random(op.target))
+    random = frozenset(op.name for op in workload.ops if facts_of(op.target).random)
     decisions = decide(
         workload, rules, plan, rates,
         random=random, whole=whole, edges=edges, micro_batches=micro_batches, later=later,

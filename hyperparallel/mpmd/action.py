@@ -4,13 +4,14 @@ A model is cut in stages 0, 1, ...; a rank holds one or several of them (virtual
 microbatch goes forward through all stages and backward through them in reverse. The backward of a stage
 is one action (B), or two where the schedule separates the gradient of the input (I), for which the stage
 before waits, from that of the weights (W), for which nobody does (Qi et al. 2024, "Zero Bubble Pipeline
-Parallelism").
+Parallelism"). A schedule may split some of its backwards and leave others whole.
 
 Leaves out seconds and bytes: those belong to who prices a schedule.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Literal, NamedTuple
 
 from hyperparallel.errors import PlanError
@@ -62,11 +63,26 @@ def homes(schedule: Schedule) -> tuple[int, ...]:
     return tuple(found[stage] for stage in range(len(found)))
 
 
-def needs_of(action: Action, stages: int, splits: bool) -> tuple[Action, ...]:
-    """What must be done before an action, whatever the order; splits: whether backwards are in halves.
+Halved = Container[tuple[int, int]]
+"""The (stage, microbatch) whose backward is in two halves."""
 
-    >>> [str(a) for a in needs_of(Action("B", 0, 5), 2, splits=False)]
+
+def halved_backwards(schedule: Schedule) -> frozenset[tuple[int, int]]:
+    """Those of a schedule, which may split some backwards and not others.
+
+    >>> sorted(halved_backwards(((Action("I", 0, 1), Action("B", 0, 0), Action("W", 0, 1)),)))
+    [(0, 1)]
+    """
+    return frozenset((a.stage, a.microbatch) for actions in schedule for a in actions if a.kind == "I")
+
+
+def needs_of(action: Action, stages: int, halved: Halved = ()) -> tuple[Action, ...]:
+    """What must be done before an action, whatever the order.
+
+    >>> [str(a) for a in needs_of(Action("B", 0, 5), 2)]
     ['F0.5', 'B1.5']
+    >>> [str(a) for a in needs_of(Action("B", 0, 5), 2, halved={(1, 5)})]
+    ['F0.5', 'I1.5']
     """
     kind, stage, microbatch = action
     if kind == "F":
@@ -75,5 +91,6 @@ def needs_of(action: Action, stages: int, splits: bool) -> tuple[Action, ...]:
         return (Action("I", stage, microbatch),)
     later: tuple[Action, ...] = ()
     if stage < stages - 1:
-        later = (Action("I" if splits else "B", stage + 1, microbatch),)
+        # The gradient of the input is all that the stage before waits for: of halves, the first.
+        later = (Action("I" if (stage + 1, microbatch) in halved else "B", stage + 1, microbatch),)
     return (Action("F", stage, microbatch), *later)

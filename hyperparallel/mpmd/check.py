@@ -1,8 +1,8 @@
 """Whether a schedule can be run, and what it keeps in memory.
 
 A schedule is right if every stage has one rank, every microbatch goes once forward and once backward
-through every stage (in one piece or in halves, alike everywhere), and no rank waits for ever when each
-follows its own list, messages included. Its memory is the largest sum of what lies between a forward and
+through every stage (each backward in one piece or in halves), and no order of lists makes ranks deadlock,
+messages included. Its memory is the largest sum of what lies between a forward and
 the end of its backward.
 """
 
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from hyperparallel.errors import PlanError
-from hyperparallel.mpmd.action import KINDS, Action, Schedule, homes, num_stages
+from hyperparallel.mpmd.action import Action, Schedule, halved_backwards, homes, num_stages
 from hyperparallel.mpmd.bubble import timed
 
 
@@ -23,23 +23,22 @@ def check_schedule(schedule: Schedule, most: Sequence[int] | int | None = None) 
 
     >>> check_schedule(((Action("F", 0, 0), Action("B", 0, 0)), (Action("B", 1, 0), Action("F", 1, 0))))
     Traceback (most recent call last):
-    hyperparallel.errors.PlanError: schedule: got 'ranks that wait for ever: rank 1 at B1.0 for F1.0,
+    hyperparallel.errors.PlanError: schedule: got 'a deadlock: rank 1 at B1.0 for F1.0,
     rank 0 at B0.0 for B1.0'; allowed: an order that can be followed
     """
     homes(schedule)
     counts = Counter(action for actions in schedule for action in actions)
     microbatches = {action.microbatch for action in counts}
-    splits = any(action.kind == "I" for action in counts)
+    halved = halved_backwards(schedule)
     wanted = {
         Action(kind, stage, m)
-        for kind in KINDS
-        if kind == "F" or (kind in ("I", "W") if splits else kind == "B")
         for stage in range(num_stages(schedule))
         for m in microbatches
+        for kind in (("F", "I", "W") if (stage, m) in halved else ("F", "B"))
     }
     for action in sorted(wanted | counts.keys()):
         if action not in wanted:
-            raise PlanError("schedule", str(action), "F and B, or F, I and W, for all actions alike")
+            raise PlanError("schedule", str(action), "for each stage and microbatch F and B, or F, I and W")
         if counts[action] != 1:
             raise PlanError("schedule", f"{action} {counts[action]} times", "every action once")
     timed(schedule, lambda action: 1.0)
@@ -58,7 +57,7 @@ def in_flight(
 
     weight: what one microbatch of a stage keeps (bytes); by default 1, so that the result counts.
 
-    >>> from hyperparallel.mpmd.schedule import schedule
+    >>> from hyperparallel.mpmd.schedules.table import schedule
     >>> in_flight(schedule("1f1b", 3, 8))
     (3, 2, 1)
     """

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from hyperparallel.mpmd.action import Action, Schedule, homes, needs_of
+from hyperparallel.mpmd.action import Action, Schedule, halved_backwards, homes, needs_of
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ ScheduleEntry = Action | Send | Receive
 
 def messages_of(schedule: Schedule) -> dict[Action, Message]:
     """Target action -> the message that it needs from another rank."""
-    home, splits = homes(schedule), any(a.kind == "I" for actions in schedule for a in actions)
+    home, halved = homes(schedule), halved_backwards(schedule)
     found = {}
     for actions in schedule:
         for action in actions:
-            for need in needs_of(action, len(home), splits):
+            for need in needs_of(action, len(home), halved):
                 source, target = home[need.stage], home[action.stage]
                 if source != target:
                     found[action] = Message(need, action, source, target)
@@ -62,7 +62,7 @@ def messages_of(schedule: Schedule) -> dict[Action, Message]:
 def lowered(schedule: Schedule) -> tuple[tuple[ScheduleEntry, ...], ...]:
     """Every rank's actions with its sends and receives between them.
 
-    >>> from hyperparallel.mpmd.schedule import schedule
+    >>> from hyperparallel.mpmd.schedules.table import schedule
     >>> [type(entry).__name__ for entry in lowered(schedule("gpipe", 2, 1))[0]]
     ['Action', 'Send', 'Receive', 'Action']
     """
@@ -76,6 +76,8 @@ def lowered(schedule: Schedule) -> tuple[tuple[ScheduleEntry, ...], ...]:
                 channels[made[action].from_rank, made[action].to_rank].append(made[action])
     before: dict[Action, list[Receive]] = defaultdict(list)
     for (_, rank), sent in channels.items():
+        # Walk a channel from its last message: a receive may not be posted behind one whose message was sent
+        # later, or the two would be given each other's tensors.
         first = len(schedule[rank])
         posts: list[tuple[int, Receive]] = []
         for message in reversed(sent):

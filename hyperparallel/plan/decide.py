@@ -22,8 +22,9 @@ from hyperparallel.plan.split_axes import refine
 from hyperparallel.plan.wording import bytes_words
 from hyperparallel.shard.axis_problem import AxisDecision, AxisTask, Progress
 from hyperparallel.shard.axis_states import WHOLE, AxisState, Choice, Cut, Pending
-from hyperparallel.shard.op_seconds import VIEWS, StepSeconds, op_kind
+from hyperparallel.shard.op_seconds import StepSeconds
 from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.shard.rules.table import facts_of
 from hyperparallel.shard.solve_axis import constant_ops, solve_axis
 from hyperparallel.shard.spec import FactorCut, Spec, make_spec, spec_of_dims, spec_of_layout
 from hyperparallel.workload import Workload
@@ -114,7 +115,7 @@ def _looks(work: Workload, value: str) -> set[str]:
     todo = list(found)
     while todo:
         for op in work.consumers[todo.pop()]:
-            if len(op.inputs) == 1 and op_kind(op) in VIEWS:
+            if len(op.inputs) == 1 and facts_of(op.target).view:
                 fresh = {made for made in op.outputs if made} - found
                 found |= fresh
                 todo += fresh

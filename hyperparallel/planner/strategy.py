@@ -7,7 +7,7 @@ cut over `etp` ranks), as Megatron-Core folds them (arXiv:2504.14960).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from hyperparallel.cluster.axis_links import FILLS, Fill
 from hyperparallel.errors import UserError, nearest
+from hyperparallel.mpmd import SCHEDULES, PipelineSchedule
 
 Array = npt.NDArray[Any]
 RECOMPUTE = ("none", "selective", "alternate", "full", "light")
-SCHEDULES = ("1f1b", "gpipe", "zb-h1")
+SCHEDULE_NAMES = tuple(SCHEDULES)
 ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp", "tp-pp-cp-dp", "cp-tp-dp-pp", "cp-tp-pp-dp")
 """Of the axes over the devices, innermost first. Gradients are reduced over cp and dp together, so cp, which
 also has messages in every layer, lies inside dp; a stage boundary is crossed once where tp sums in every
@@ -42,21 +43,22 @@ class Strategy:
     """One way to spread a training step.
 
     tp, cp, pp, dp, ep, etp: sizes of the tensor, context, pipeline, data, expert and expert-tensor axes.
-    virtual: model chunks on each pipeline rank. microbatch: samples that one data-parallel rank works on at
-    once. zero: 0 keeps all states whole, 1 cuts optimizer states over dp * cp, 2 gradients too, 3 parameters
-    too. sp: norms and residuals are cut over tp along the sequence. recompute: what is computed again in the
-    backward ("light": norms, activation functions and products from latent vectors, which cost little;
-    "selective": the attention core; "alternate": every other weight product). schedule: of the pipeline.
-    dtype: of the matrix products; the parameters' own copy is 16-bit and the optimizer's 32-bit. reduce: in
-    which gradients are summed over the data axis ("bfloat16": in the parameters' 16 bits). offload: the share
-    of optimizer states kept in host memory. flash: fused kernels, so that attention keeps no scores. overlap:
-    gradients and parameters of the data axis travel while other layers compute, and tensor-parallel messages
-    beside matrix products. graph: kernels are started from a recorded program, not one by one from Python.
-    attention: whose fused kernel computes it: an open one, the device vendor's, or that in 8 bits. experts:
-    their products are a kernel for each expert, started by the host once it knows how many tokens each got;
-    or fused over experts, with activation and number format, and recorded. dispatcher: tokens are sorted,
-    sent to every expert, and sorted again; or one kernel sends each to a rank once and lays it out there
-    (DeepEP, HybridEP). overlap_experts: tokens travel to experts beside the compute of another microbatch.
+    virtual: model chunks on each pipeline rank, as many as the schedule can have. microbatch: samples that
+    one data-parallel rank works on at once. zero: 0 keeps all states whole, 1 cuts optimizer states over dp *
+    cp, 2 gradients too, 3 parameters too. sp: norms and residuals are cut over tp along the sequence.
+    recompute: what is computed again in the backward ("light": norms, activation functions and products from
+    latent vectors, which cost little; "selective": the attention core; "alternate": every other weight
+    product). schedule: of the pipeline, a name of `mpmd.SCHEDULES`. dtype: of the matrix products; the
+    parameters' own copy is 16-bit and the optimizer's 32-bit. reduce: in which gradients are summed over the
+    data axis ("bfloat16": in the parameters' 16 bits). offload: the share of optimizer states kept in host
+    memory. flash: fused kernels, so that attention keeps no scores. overlap: gradients and parameters of the
+    data axis travel while other layers compute, and tensor-parallel messages beside matrix products. graph:
+    kernels are started from a recorded program, not one by one from Python. attention: whose fused kernel
+    computes it: an open one, the device vendor's, or that in 8 bits. experts: their products are a kernel for
+    each expert, started by the host once it knows how many tokens each got; or fused over experts, with
+    activation and number format, and recorded. dispatcher: tokens are sorted, sent to every expert, and
+    sorted again; or one kernel sends each to a rank once and lays it out there (DeepEP, HybridEP).
+    overlap_experts: tokens travel to experts beside the compute of another microbatch.
     order: of the axes over the devices, innermost first; fill: how they share the dimensions of a mesh or
     torus. fused_loss: the cross entropy reads its logits once and overwrites them with their gradient. parts:
     of `PARTS`, what is computed again besides `recompute` (Megatron-Core's selective recomputation by
@@ -79,7 +81,7 @@ class Strategy:
     zero: int = 1
     sp: bool = False
     recompute: Literal["none", "selective", "alternate", "full", "light"] = "none"
-    schedule: Literal["1f1b", "gpipe", "zb-h1"] = "1f1b"
+    schedule: str = "1f1b"
     dtype: str = "bf16"
     reduce: Literal["float32", "bfloat16"] = "float32"
     offload: float = 0.0
@@ -116,10 +118,28 @@ class Strategy:
         if (self.tp * self.cp * self.dp) % (self.ep * self.etp):
             allowed_ep = f"ep * etp must divide tp * cp * dp = {self.tp * self.cp * self.dp}"
             raise UserError("ep * etp", self.ep * self.etp, allowed_ep)
+        if not self.pipeline.chunks(self.virtual):
+            usual = self.pipeline.usual_chunks[0]
+            allowed_v = f"{usual} with schedule {self.schedule}"
+            raise UserError("virtual", self.virtual, allowed_v, f"virtual={usual}")
 
     @property
     def devices(self) -> int:
         return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def pipeline(self) -> PipelineSchedule:
+        """The record of its schedule."""
+        return SCHEDULES[self.schedule]
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """The pipeline rank of every stage.
+
+        >>> Strategy(pp=2, virtual=2).homes, Strategy(pp=2, virtual=2, schedule="zb-v").homes
+        ((0, 1, 0, 1), (0, 1, 1, 0))
+        """
+        return self.pipeline.homes(self.pp, self.virtual)
 
     def words(self) -> str:
         """As a report writes it.
@@ -154,7 +174,7 @@ class Strategy:
 
 class Candidates:
     """Many strategies as one array per field; those with named values as positions
-    in `RECOMPUTE`, `SCHEDULES`, `DTYPES`, `ORDERS`, `FILLS`, `ATTENTIONS`, `EXPERTS`,
+    in `RECOMPUTE`, `SCHEDULE_NAMES`, `DTYPES`, `ORDERS`, `FILLS`, `ATTENTIONS`, `EXPERTS`,
     `DISPATCHERS` and `REDUCE`; `parts` as a sum of powers of two, in the order of `PARTS`."""
 
     tp: Array
@@ -235,7 +255,7 @@ class Candidates:
 
 _NAMES: dict[str, Sequence[str]] = {
     "recompute": RECOMPUTE,
-    "schedule": SCHEDULES,
+    "schedule": SCHEDULE_NAMES,
     "dtype": DTYPES,
     "order": ORDERS,
     "attention": ATTENTIONS,
@@ -244,6 +264,32 @@ _NAMES: dict[str, Sequence[str]] = {
     "reduce": REDUCE,
     "fill": FILLS,
 }
+
+
+def of_schedules(codes: Array, value: Callable[[PipelineSchedule], Any]) -> Array:
+    """For many rows at once, what each one's schedule says; codes: positions in `SCHEDULE_NAMES`.
+
+    value: of one schedule, for all rows.
+
+    >>> of_schedules(np.array([0.0, 2.0]), lambda record: 2.0 if record.splits else 1.0).tolist()
+    [1.0, 2.0]
+    """
+    found = np.zeros(np.shape(codes))
+    for code in np.unique(codes):
+        found = np.where(codes == code, value(SCHEDULES[SCHEDULE_NAMES[int(code)]]), found)
+    return found
+
+
+def runs_beside_others(pp: Array, virtual: Array, schedule: Array) -> Array:
+    """Whether one microbatch can compute while another's tokens travel to experts: no pipeline whose order
+    stands in the way, or one that runs a forward beside a backward."""
+    paired = of_schedules(schedule, lambda record: record.pairs(virtual)) > 0
+    return np.asarray((pp == 1) | paired)
+
+
+def head_rank(pp: Array, virtual: Array, schedule: Array) -> Array:
+    """The pipeline rank of the last stage."""
+    return of_schedules(schedule, lambda record: record.last_rank(pp, virtual))
 
 
 def _code(name: str, value: Any) -> Any:

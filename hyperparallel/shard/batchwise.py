@@ -11,18 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hyperparallel.shard.axis_states import WHOLE, Choice, Cut, Pending, choices
-from hyperparallel.shard.op_seconds import op_kind
 from hyperparallel.shard.rules.loss import MEAN
 from hyperparallel.shard.rules.operands import argument
 from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.shard.rules.table import facts_of
 from hyperparallel.workload import Op, Ref, Workload
 
 FIXED, ROWS, OVER_SUM, OVER_ROWS, OVER_LABELS, UNKNOWN = "fixed", "rows", "sum", "mean", "labels", "unknown"
 """Not of the batch; of rows lost sight of; a sum; a mean by rows; a mean by valid labels; not known."""
 
 BatchState = Cut | str
-REDUCTION_AT = {"mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2, "soft_margin_loss": 2}
-SCALES = ("mul", "div")
 
 
 def over_rows(work: Workload, rules: Mapping[str, Rule], value: str) -> str:
@@ -65,16 +63,15 @@ def _fits(choice: Choice, found: list[BatchState]) -> bool:
 
 
 def _place(op: Op, choice: Choice, i: int) -> BatchState:
-    place, name = choice.outputs[i], op_kind(op)
+    place, facts = choice.outputs[i], facts_of(op.target)
     if isinstance(place, Cut):
         return place
-    if place == WHOLE and name.startswith("nll_loss"):
-        mean = argument(op, 3, "reduction", MEAN) == MEAN
-        weighted = isinstance(argument(op, 2, "weight"), Ref)
+    at = facts.reduction_at
+    mean = facts.averages or (at is not None and argument(op, at, "reduction", MEAN) == MEAN)
+    if place == WHOLE and facts.weight_at is not None:
+        weighted = isinstance(argument(op, facts.weight_at, "weight"), Ref)
         return UNKNOWN if mean and weighted else OVER_LABELS if mean and i == 0 else OVER_SUM
     if place == Pending("sum"):
-        at = REDUCTION_AT.get(name)
-        mean = name == "mean" or (at is not None and argument(op, at, "reduction", MEAN) == MEAN)
         return OVER_ROWS if mean else OVER_SUM
     return UNKNOWN
 
@@ -89,7 +86,8 @@ def _passed(op: Op, rule: Rule, found: list[BatchState], reduced: set[BatchState
     # The mean of (a + constant) is the mean of a + constant; of sums this holds for none but all.
     if not groups or (state == OVER_SUM and all(set(group) != there for group in groups)):
         return UNKNOWN
-    numbers = [abs(a) for a in op.args if isinstance(a, (int, float)) and a] if op_kind(op) in SCALES else []
+    scales = facts_of(op.target).scales
+    numbers = [abs(a) for a in op.args if isinstance(a, (int, float)) and a] if scales else []
     by_rows = any(n != 1 and (_divides(rows, n) or _divides(rows, 1 / n)) for n in numbers)
     return UNKNOWN if state == OVER_SUM and by_rows else state
 

@@ -1,7 +1,7 @@
 """What one op costs on one rank: the roofline seconds of its share, and what its local form exchanges.
 
-Products count two operations per point of their iteration space, attention four; everything else is
-memory traffic of the pieces it reads and writes. Views are free. Kernel efficiency, launch cost and
+Products count two operations per point of their iteration space, attention four (`OpFacts.flops`); everything
+else is memory traffic of the pieces it reads and writes. Views are free. Kernel efficiency, launch cost and
 caches are not modelled.
 """
 
@@ -15,43 +15,8 @@ from hyperparallel.cluster import Rates
 from hyperparallel.layout import AllReduce, Pend, ReduceScatter, Slice, Step
 from hyperparallel.shard.axis_states import AxisState, Choice, Pending, conversion_seconds, held_bytes
 from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.shard.rules.table import facts_of
 from hyperparallel.workload import Op, Value
-
-PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
-MATMULS = (*PRODUCTS, "convolution", "scaled_dot_product")
-RELABELS = ("view", "reshape", "expand", "transpose", "permute", "t", "unsqueeze", "squeeze")
-VIEWS = (*RELABELS, "slice", "select", "alias", "detach")
-ORDERLESS = (*PRODUCTS, *RELABELS, "clone")
-"""Ops whose local form is one call whichever elements of a factor it gets, so that a factor may be cut
-inside (`placements.inner_periods`)."""
-
-
-ONE_EXCHANGE = (
-    "nll_loss_forward",
-    "nll_loss2d_forward",
-    "log_softmax_backward_data",
-    "softmax_backward_data",
-)
-"""Ops whose local form reduces once over ranks; the others that do need two, such as a maximum and a sum."""
-
-SCORED = (
-    "log_softmax",
-    "log_softmax_backward_data",
-    "nll_loss_forward",
-    "nll_loss2d_forward",
-)
-"""Ops of a loss over classes. Their four exchanges are priced with the latency of one together: gathering
-the scores could save the others' on a small model, and is what a long batch has no memory for."""
-
-
-def op_kind(op: Op) -> str:
-    """The op's name without namespace, overload and underscores.
-
-    >>> op_kind(Op("v", "aten._unsafe_view.default", (), {}, (), ()))
-    'view'
-    """
-    return op.target.removeprefix("aten.").split(".")[0].strip("_").removeprefix("unsafe_")
-
 
 SMALL_FLOATS = ("bfloat16", "float16")
 ROUNDED = ("sum", "avg", "prod")
@@ -123,23 +88,23 @@ def op_seconds(
 
     taken: how far outer axes cut each factor. num_bytes: of every operand and result, whole on this axis.
     """
-    if op_kind(op) in VIEWS:
+    facts = facts_of(op.target)
+    if facts.view:
         return 0.0
     touched = sum(held_bytes(num_bytes[v], p, n) for v, p in zip(op.inputs, choice.inputs, strict=True))
     for value, place in zip(op.outputs, choice.outputs, strict=True):
         if value and place:
             touched += held_bytes(num_bytes[value], place, n)
     flops = 0.0
-    if op_kind(op).startswith(MATMULS):
-        flops = 2.0 * math.prod(math.ceil(s / taken.get(f, 1)) for f, s in rule.sizes.items())
-        flops *= 2.0 if op_kind(op).startswith("scaled_dot_product") else 1.0
+    if facts.flops:
+        flops = facts.flops * math.prod(math.ceil(s / taken.get(f, 1)) for f, s in rule.sizes.items())
         flops /= n if choice.factor is not None else 1
     seconds = rates.compute_seconds(flops, touched)
     if choice.inside_fraction:
         first = next(value for value in op.outputs if value)
         received = choice.inside_fraction * num_bytes[first]
         exchange = rates.collective_seconds(axis, received)
-        if op_kind(op) in SCORED:
+        if facts.scored:  # four such in a loss, of which one pays the latency
             exchange -= 0.75 * rates.latency_seconds
-        seconds += (1 if op_kind(op) in ONE_EXCHANGE else 2) * exchange
+        seconds += facts.exchanges * exchange
     return seconds

@@ -2,12 +2,29 @@
 
 A labelling problem: each op picks one of its `choices`, each free source (an undeclared parameter, an
 input) one placement; a value made in one placement and wanted in another pays for the conversion once,
-however many ops want it. Cost = roofline seconds of compute + seconds of communication. Ops that repeat
-(the layers of a model) share one decision. Solved exactly as an integer program: per operand a
-transport plan between what the producer makes and what the consumer wants, which is integral on trees
-and close to it on real graphs.
+however many ops want it. As an integer program over
+
+    x[o, c]        op o takes choice c, 0 or 1                                       `add_ops`
+    y[v, a]        source v starts in placement a, 0 or 1                            `add_sources`
+    z[v, a]        value v ends in placement a, where its sink leaves several        `_sink`
+    f[v, u, a, b]  use u of value v takes it as b from where it is made as a         `_transport`
+    g[v, a, b]     v is converted from a to b at all                                 `_transport` (paid)
+
+    minimise     sum seconds(o, c) x[o, c]          roofline and exchanges inside    `_op_seconds`
+               + sum seconds(v, a) y[v, a]          the optimizer's update           `_update_seconds`
+               + sum seconds(v, a, b) g[v, a, b]    conversions, dearer where the    `_prices`,
+                                                    user declared a cut              `_aversion`
+    subject to   sum_c x[o, c] = 1,  sum_a y[v, a] = 1,  sum_a z[v, a] = 1
+                 sum_b f[v, u, a, b] = sum of the x[o, c] that make v as a  (or y[v, a])
+                 sum_a f[v, u, a, b] = sum of the x[u, c] that take v as b  (or z[v, b])
+                 f[v, u, a, b] <= g[v, a, b]        for every use u: one conversion serves all
+
+Per use the f are a transport plan between what is made and what is wanted, which is integral on trees and
+close to it on real graphs, so that f and g need not be asked to be whole. Ops that repeat (the layers of a
+model) share one x, and equal edges one f, counted as often as they are (`collect_edges`).
 
 Mesh axes are solved one after another, outermost first; `Progress` carries what earlier axes cut.
+Solved by HiGHS (`integer_program.py`). Left out: memory, and what two axes could only gain together.
 """
 
 from __future__ import annotations
@@ -38,8 +55,9 @@ from hyperparallel.shard.axis_states import (
     period_key,
     uneven_units,
 )
-from hyperparallel.shard.op_seconds import ORDERLESS, carried_seconds, op_kind, op_seconds
+from hyperparallel.shard.op_seconds import carried_seconds, op_seconds
 from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.shard.rules.table import facts_of
 from hyperparallel.workload import Op, Workload
 
 Have = dict[AxisState, list[int]]
@@ -58,6 +76,7 @@ class _AxisProgram:
         self.workload, self.rules, self.task = workload, rules, task
         self.done, self.rates = done, rates
         self.program = IntegerProgram()
+        # A column that is always 1 stands for what has no choice, so that edges need no second form.
         self.one = self.program.column()
         self.program.row([self.one], lower=1.0, upper=1.0)
         self.ids: dict[Hashable, int] = {}
@@ -86,6 +105,7 @@ class _AxisProgram:
             seconds = [self._update_seconds(value, place) for place in allowed]
             if key not in self.columns:
                 self.columns[key] = [self.one]
+                # Fixed sources cost what they cost: their update is not in the objective.
                 if len(allowed) > 1:
                     self.columns[key] = [self.program.column(0.0, integral=True) for _ in allowed]
                     self.program.row(self.columns[key], lower=1.0, upper=1.0)
@@ -121,12 +141,14 @@ class _AxisProgram:
             pins = tuple(self.task.pins.get(value) for value in op.outputs if value)
             fixed = self.task.fixed.get(op.name)
             alike = self.alike[shared, tuple(taken.items()), pins, tuple(fixed or ())]
+            # Same place in a repeated block, but cut otherwise before, or with other sizes: its own decision.
             key = next((k for known, k in alike if known is rule or known == rule), -1)
             if key < 0:
                 key = self._id(("op", shared, len(self.columns)))
                 alike.append((rule, key))
-                inner = periods if op_kind(op) in ORDERLESS else None
+                inner = periods if facts_of(op.target).orderless else None
                 options = list(fixed or choices(rule, taken, self.task.size, units, inner))
+                # Constants are made once and kept whole: cutting them would save nothing every step.
                 if op.name in constant and op.inputs:
                     options = options[:1]
                 self._add_op(key, op, rule, self._pinned(op, options), op.name in constant)
@@ -182,6 +204,7 @@ class _AxisProgram:
             for position, value in enumerate(op.inputs):
                 wants[value][key, position] = self.takes[key][position]
         for value, sink in self.task.sinks.items():
+            # A gradient ends where its parameter is: such sinks are alike if the parameters share a column.
             shared = self._id(self.made_by[sink] if isinstance(sink, str) else ("sink", value, sink))
             if not isinstance(sink, str) and len(sink) == 1:
                 shared = self._id(("sink", sink, value in self.task.gradients))
@@ -206,6 +229,7 @@ class _AxisProgram:
             return self.made[sink]
         if len(sink) == 1:
             return {sink[0]: [self.one]}
+        # Not integral: they only follow f, which is.
         columns = [self.program.column(0.0) for _ in sink]
         self.program.row(columns, lower=1.0, upper=1.0)
         self.sink_columns[value] = columns
@@ -216,6 +240,8 @@ class _AxisProgram:
             value, needs = self.edge_values[key]
             have = self.made[value]
             num_bytes = self.workload.values[value].num_bytes / self.done.values[value]
+            # What ends the step happens once, what is used in it once a micro-batch: they can't share a
+            # conversion, for they are priced apart.
             for last, group in needs.items():
                 price = self._prices(value, have, group, num_bytes, last)
                 paid: dict[tuple[AxisState, AxisState], int] = {}
@@ -256,7 +282,7 @@ class _AxisProgram:
             flows = []
             for b in need:
                 cost = price[a, b] * count
-                if math.isinf(cost):
+                if math.isinf(cost):  # no step leads there: no column, and the rows below forbid it
                     continue
                 shared = paid is not None and cost > 0
                 flow = self.program.column(0.0 if shared else cost)
@@ -274,7 +300,7 @@ class _AxisProgram:
         values, cost, bound = self.program.solve(seconds)
 
         def chosen(columns: list[int]) -> int:
-            return max(range(len(columns)), key=lambda i: values[columns[i]])
+            return max(range(len(columns)), key=lambda i: values[columns[i]])  # 0.9999 is 1 to a solver
 
         ops = {
             op.name: self.options[key][chosen(self.columns[key])]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from hyperparallel.mpmd import Action, Message, Schedule
-from hyperparallel.mpmd.action import needs_of, num_stages
+from hyperparallel.mpmd.action import halved_backwards, needs_of, num_stages
 from hyperparallel.mpmd.message import messages_of
 from hyperparallel.simulate.task import NOTHING, Task
 
@@ -60,7 +60,7 @@ def pipeline_tasks(
     needed = messages_of(schedule)
     sent = {one.source: one for one in needed.values()}
     stages = num_stages(schedule)
-    splits = any(action.kind == "I" for actions in schedule for action in actions)
+    halved = halved_backwards(schedule)
     made = {action: work(action) for actions in schedule for action in actions}
     first: dict[Action, int] = {}
     last = [finish(rank) for rank in range(len(schedule))]
@@ -81,7 +81,7 @@ def pipeline_tasks(
     tasks: list[Task] = []
     for rank, actions in enumerate(schedule):
         for action in actions:
-            needs = [arrives_at(need, action) for need in needs_of(action, stages, splits)]
+            needs = [arrives_at(need, action) for need in needs_of(action, stages, halved)]
             _add(tasks, made[action].pieces, rank, needs, str(action))
             if action in sent:
                 one = sent[action]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,11 +83,6 @@ def test_without_rows_the_committed_constants_hold(
     assert "the committed ones" in capsys.readouterr().out
 
 
-def test_a_folder_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        main(["--score", str(tmp_path / "none")])
-
-
 def test_fit_finds_constants_that_made_the_steps(folder: Path) -> None:
     cases = [case for case in read_tables(folder)[0] if case.table == "vtrain_single"]
     made = priced(cases).seconds(Constants().changed(host=6.0, memory=0.6))
@@ -118,3 +115,23 @@ def test_choice_and_tau(folder: Path) -> None:
     found = choice(cases, seconds_of(cases))
     assert found is not None
     assert found.regret == 0
+
+
+def test_missing_tables_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    absent = tmp_path / "tables"
+    assert main(["--fit", str(absent)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"no tables of published runs (*.csv) in {absent}:")
+    assert "vtrain_single.csv" in line
+
+
+def test_make_asks_for_the_folder_of_tables_before_it_installs_anything(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    shutil.copy(root / "Makefile", tmp_path)
+    make = ["make", "leaderboard", f"TABLES={tmp_path / 'absent'}"]
+    done = subprocess.run(make, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and not done.stdout
+    assert f"no tables of published runs (*.csv) in {tmp_path / 'absent'}" in line
+    assert "make leaderboard TABLES=folder" in line
+    assert not (tmp_path / ".venv").exists()

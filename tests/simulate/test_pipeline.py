@@ -17,11 +17,13 @@ def instant(message: Message) -> TaskPart:
     return TaskPart("", 0.0, "comm.pp", "send")
 
 
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
+CASES = [(name, v) for name, record in sorted(SCHEDULES.items()) for v in (1, 2, 3) if record.chunks(v)]
+
+
+@pytest.mark.parametrize(("name", "virtual"), CASES)
 @pytest.mark.parametrize(("stages", "groups"), [(1, 2), (2, 2), (4, 3), (8, 2)])
-def test_closed_forms(name: str, stages: int, groups: int) -> None:
-    """1F1B (p-1)/(m+p-1), interleaved (p-1)/(vm+p-1), zero-bubble: as in `mpmd/bubble.py`."""
-    virtual = 3 if name == "interleaved" else 1
+def test_closed_forms(name: str, virtual: int, stages: int, groups: int) -> None:
+    """1F1B (p-1)/(m+p-1), interleaved (p-1)/(vm+p-1), others as in their records."""
     order = schedule(name, stages, stages * groups, virtual)
     chunks = len(homes(order)) // stages
     tasks = pipeline_tasks(order, lambda a: TaskParts([TaskPart("", SECONDS[a.kind] / chunks)]), instant)
@@ -36,14 +38,14 @@ def test_1f1b_and_interleaved_by_their_formulas() -> None:
 
     one = pipeline_tasks(schedule("1f1b", p, m), price, instant)
     assert simulate(one).bubble_share == pytest.approx((p - 1) / (m + p - 1))
-    order = schedule("interleaved", p, m, v)
+    order = schedule("1f1b", p, m, v)
     two = pipeline_tasks(order, lambda a: TaskParts([TaskPart("", SECONDS[a.kind] / v)]), instant)
     assert simulate(two).bubble_share == pytest.approx((p - 1) / (m * v + p - 1))
 
 
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_messages_take_time_as_in_the_recurrence(name: str) -> None:
-    order = schedule(name, 4, 8, 2 if name == "interleaved" else 1)
+@pytest.mark.parametrize(("name", "virtual"), CASES)
+def test_messages_take_time_as_in_the_recurrence(name: str, virtual: int) -> None:
+    order = schedule(name, 4, 8, virtual)
     times = timed(order, lambda a: SECONDS[a.kind] + 0.01 * a.stage, message_seconds=0.25)
 
     def work(action: Action) -> TaskParts:

@@ -9,57 +9,18 @@ What comes from outside the stage (parameters, inputs, constants, saved values) 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
-from hyperparallel.graph.passes.peephole.rewrite import aten, same_dtype, same_value_shape
+from hyperparallel.graph.passes.peephole.rewrite import same_dtype, same_value_shape
+from hyperparallel.shard.rules.facts import UNKNOWN, OpFacts
+from hyperparallel.shard.rules.table import facts_of
 
 _FOREIGN = object()
 """Stands for memory that must not be written to: not ours, or read at several places at once."""
-
-_UNARY = ("neg", "rsqrt", "exp", "sigmoid", "tanh", "sqrt", "reciprocal")
-IN_PLACE: Mapping[Any, tuple[int, ...]] = {
-    aten.add.Tensor: (0, 1),
-    aten.mul.Tensor: (0, 1),
-    aten.sub.Tensor: (0,),
-    aten.div.Tensor: (0,),
-    aten.addcmul.default: (0,),
-    aten.addmm.default: (0,),
-    aten.baddbmm.default: (0,),
-    **{getattr(aten, name).default: (0,) for name in _UNARY},
-}
-"""Targets with an in-place form, and the operands whose memory their result may take."""
-
-_NEW = {
-    *IN_PLACE,
-    *(
-        getattr(aten, name).default
-        for name in (
-            "mm", "bmm", "mv", "addmv", "cat", "clone", "roll", "sum", "mean", "embedding", "slice_backward",
-            "silu", "silu_backward", "gelu", "gelu_backward", "relu", "threshold_backward", "tanh_backward",
-            "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data",
-        )
-    ),
-    *(getattr(aten, name).Scalar for name in ("add", "mul", "sub", "div")),
-    aten.pow.Tensor_Scalar,
-    aten.sum.dim_IntList,
-    aten.mean.dim,
-}  # fmt: skip
-"""Targets whose result never shares memory with an operand."""
-
-_VIEWS = {
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
-    aten.transpose.int,
-    aten.t.default,
-    aten.permute.default,
-    aten.unsqueeze.default,
-    aten.detach.default,
-}
-"""Targets whose result has every element of the operand once, perhaps in the same memory."""
 
 
 def reusable(
@@ -69,11 +30,16 @@ def reusable(
     memory = _Memory(nodes, inputs, outputs)
     found: dict[fx.Node, int] = {}
     for i, node in enumerate(nodes):
-        for position in IN_PLACE.get(node.target, ()):
+        for position in _facts(node).in_place:
             if memory.may_write(node, position, i):
                 found[node] = position  # the operand's block is dead: node's own stands for it now
                 break
     return found
+
+
+def _facts(node: fx.Node) -> OpFacts:
+    """Of the op that a node calls; nothing is known of other functions."""
+    return facts_of(str(node.target)) if isinstance(node.target, torch._ops.OpOverload) else UNKNOWN
 
 
 class _Memory:
@@ -95,17 +61,18 @@ class _Memory:
                 self.last_read[block] = max(self.last_read.get(block, -1), last_use.get(node, -1))
 
     def _blocks(self, node: fx.Node) -> set[Any]:
-        if node.target in _NEW:
+        facts = _facts(node)
+        if facts.fresh:
             return {node}
         shared = set().union(*(self.blocks[used] for used in node.all_input_nodes))
-        return shared if node.target in _VIEWS else {node, _FOREIGN, *shared}
+        return shared if facts.same_elements else {node, _FOREIGN, *shared}
 
     def may_write(self, node: fx.Node, position: int, now: int) -> bool:
         """Whether the operand at `position` is ours, dead after `node`, and like its result."""
         if position >= len(node.args) or (position and node.kwargs):
             return False
         operand = node.args[position]
-        if not isinstance(operand, fx.Node) or (node in self.kept and operand.target in _VIEWS):
+        if not isinstance(operand, fx.Node) or (node in self.kept and _facts(operand).same_elements):
             return False
         mine = self.blocks[operand]
         if _FOREIGN in mine or any(self.last_read[block] > now for block in mine):

@@ -31,7 +31,7 @@ from hyperparallel.graph.capture.capture import Captured, returned
 from hyperparallel.graph.capture.extract import module_of
 from hyperparallel.graph.capture.naming import Names
 from hyperparallel.graph.capture.repeat_blocks import Result, is_backward
-from hyperparallel.shard.rules.table import is_random
+from hyperparallel.shard.rules.table import facts_of
 
 EDGE = "edge "
 """What the name of an input or result begins with that another part makes or reads."""
@@ -95,7 +95,7 @@ class _Split:
                 role, name = self.role[node]
                 if role == "input" or (role == "buffer" and name not in self.captured.mutations):
                     found.add(node)
-            elif is_random(str(node.target)):
+            elif facts_of(str(node.target)).random:
                 given = Words(f"{node.target} in {module_of(node) or 'the model itself'}")
                 allowed = "no dropout: a part draws from a generator of its own, not as one device does"
                 raise PlanError("parts", given, allowed, "a dropout probability of 0")

@@ -31,13 +31,10 @@ from hyperparallel.graph.passes.phases import split_stages
 from hyperparallel.graph.predict.reuse import storage, tensors, with_reuse
 from hyperparallel.graph.predict.update_work import FUSED_ADAM, UpdateWork
 from hyperparallel.graph.program import RankProgram
-from hyperparallel.shard.op_seconds import MATMULS, VIEWS
+from hyperparallel.shard.rules.table import facts_of
 from hyperparallel.workload.instruction import Accesses, Instruction, Tensors
 
 aten = torch.ops.aten
-
-NORMS = ("native_layer_norm", "native_group_norm", "batch_norm", "softmax", "log_softmax", "safe_softmax")
-
 
 WRAPPED = 3
 """Arguments of `unless_empty` before those of the op."""
@@ -157,18 +154,11 @@ def kind_of(target: Any) -> str:
         name = str(getattr(target, "__name__", ""))
         return "region" if name == "region" else "loss" if name.startswith("nll") else "other"
     name = target._schema.name.partition("::")[2].strip("_").removeprefix("unsafe_")
-    if "scaled_dot_product" in name or "attention" in name:
-        return "attention"
-    if name.startswith(MATMULS) or name in ("addmv", "mv", "dot"):
-        return "matmul"
-    if name in VIEWS:
-        return "view"
-    if name.startswith(NORMS):
-        return "normalisation"
+    known = facts_of(str(target)).group
+    if known:
+        return known
     if torch.Tag.pointwise in target.tags or name in ("native_dropout", "silu_backward"):
         return "elementwise"
-    if name.startswith(("sum", "mean", "amax", "amin", "var", "max", "min", "argmax", "cumsum", "norm")):
-        return "reduction"
     return "data movement"
 
 
@@ -271,7 +261,7 @@ def _kernel(called: Any) -> str:
 
 def _touched(called: Any, read: list[Tensor]) -> list[Tensor]:
     """What an op reads; of a table the rows that it looks up are as many as it makes, and counted there."""
-    return read[1:] if called in (aten.embedding.default, aten.gather.default) else read
+    return read[1:] if facts_of(str(called)).looks_up else read
 
 
 def _product_sizes(called: Any, read: Sequence[Tensor]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode  # private, checked on torch 2.13
 
-from hyperparallel.shard.op_seconds import VIEWS
+from hyperparallel.shard.rules.table import facts_of
 
 NUM_ELEMENTS = 8
 
@@ -67,7 +67,7 @@ class _Counting(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         if name.startswith("_record_function"):  # the profiler's own
             return result
-        if name.strip("_") not in (*VIEWS, "detach") and name != "_local_scalar_dense":
+        if not facts_of(str(func)).view and name != "_local_scalar_dense":
             written = [x for x, arg in zip(args, func._schema.arguments, strict=False) if _is_written(arg)]
             values = pytree.tree_leaves((args, kwargs, written or result))
             accesses = sum(isinstance(x, Tensor) and x.numel() == NUM_ELEMENTS for x in values)

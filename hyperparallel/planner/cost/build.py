@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from hyperparallel.cluster.cluster import Cluster
@@ -20,7 +22,7 @@ from hyperparallel.planner.cost.rows import (
 from hyperparallel.planner.cost.shapes import distinct, spread
 from hyperparallel.planner.cost.sizes import KEPT_BYTES, SUMMED_BYTES
 from hyperparallel.planner.cost.work import Amount, Array, PassWork
-from hyperparallel.planner.strategy import Candidates
+from hyperparallel.planner.strategy import Candidates, head_rank
 from hyperparallel.workload.model import Model
 
 OPTIMIZER_BYTES = 30.0
@@ -93,16 +95,18 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Amount, cand
     whole_bytes = np.maximum(whole_bytes, front.whole_bytes)
     layers = float(model.num_layers + model.mtp * len(extra))
     tokens = c.microbatch * seq / c.cp
-    ends = model.embedding_params + np.where(c.pp == 1, model.head_params, 0.0)
+    head = model.head_params / c.tp
+    ends = model.embedding_params / c.tp + head * _meet(c.pp, c.virtual, c.schedule)
     norm = np.where(c.fused_loss > 0, NORM_BYTES, UNFUSED_NORM_BYTES)
     row: dict[str, Amount] = {
         "layers": layers,
         "microbatches": microbatches,
-        "params": each(params) / c.pp + ends / c.tp + each(front.params),
+        "params": each(params) / c.pp + ends + each(front.params),
         "front_params": each(front.params),
         "front_saved": each(front.saved_bytes),
         "embedding": float(model.embedding_params + model.head_params) / c.tp,
-        "ends": ends / c.tp,
+        "ends": ends,
+        "head_params": head,
         "expert_params": each(expert_params) / c.pp,
         "boundary_bytes": 2.0 * tokens * model.hidden / c.tp,
         "saved_bytes": each(saved) / layers,
@@ -120,6 +124,20 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Amount, cand
         "tokens": np.asarray(global_batch) * float(seq),
     }
     return candidate_rows(segments, c, cluster, row, first, shape)
+
+
+def _meet(pp: Array, virtual: Array, schedule: Array) -> Array:
+    """1 where the first rank has the last stage too, and so the head besides the embedding."""
+    return np.where(head_rank(pp, virtual, schedule) == 0, 1.0, 0.0)
+
+
+def with_pipeline(row: Mapping[str, Array], virtual: Array, schedule: Array) -> dict[str, Array]:
+    """The columns of rows whose chunks a stage and schedules are others: what the fullest rank holds of
+    embedding and head follows."""
+    before, after = _meet(row["pp"], row["virtual"], row["schedule"]), _meet(row["pp"], virtual, schedule)
+    more = row["head_params"] * (after - before)
+    held = {"params": row["params"] + more, "ends": row["ends"] + more}
+    return {**row, **held, "virtual": virtual, "schedule": schedule}
 
 
 def _joiner(model: Model, seq: int, c: Candidates) -> PassWork:

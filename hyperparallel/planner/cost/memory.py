@@ -5,8 +5,7 @@ With p stages, m microbatches and v chunks a stage they keep, in units of the ac
 their layers (at most m):
 
     1F1B    min(p, m) and 1    interleaved   min(p, m) + (p - 1) / v and p - (p - 1) / v
-    GPipe   m and m            zb-h1         min(p, m) on every stage, whose weights' gradients wait
-    (Korthikanti et al. 2022, section 4.2.3; Qi et al. 2024, arXiv:2401.10241)
+    (Korthikanti et al. 2022, section 4.2.3), and of any schedule what its record says (`mpmd/schedules`)
 
     parameters   2 bytes for each element held. ZeRO-3 keeps only the optimizer's 32-bit shards and
                  casts while it gathers; with a pipeline it gathers once a step and reduces gradients at its
@@ -17,7 +16,7 @@ their layers (at most m):
                  host memory
     activations  what `layer.py` says is saved, times the microbatches above; between stages also what was
                  sent and the place where its gradient arrives; of encoders those in flight in the first
-                 chunk (interleaved: 2 p - 1)
+                 chunk
     working      the layer that is computed again or runs backward with its gradients, or the logits, theirs
                  and the last norm; under ZeRO-3 `GATHERED_LAYERS` whole layers and the 16-bit gradients of
                  one with the 32-bit copy that is reduced
@@ -37,7 +36,7 @@ import numpy as np
 
 from hyperparallel.planner.cost.rows import Rows
 from hyperparallel.planner.cost.work import Array
-from hyperparallel.planner.strategy import DTYPES, SCHEDULES
+from hyperparallel.planner.strategy import DTYPES, head_rank, of_schedules
 
 PARAM_BYTES, OPTIMIZER_BYTES = 2.0, 12.0
 GATHERED_LAYERS = 2.0
@@ -54,7 +53,6 @@ CACHED_SHARE = 0.18
 135); chosen by torchtitan's peaks."""
 
 FP8 = DTYPES.index("fp8")
-GPIPE, ZB = SCHEDULES.index("gpipe"), SCHEDULES.index("zb-h1")
 
 
 @dataclass
@@ -87,26 +85,22 @@ def microbatches_held(p: Array, m: Array, v: Array, schedule: Array) -> Array:
     >>> microbatches_held(4 * one, 16 * one, 2 * one, 0 * one)  # interleaved, two chunks
     array([5.5])
     """
-    one_f_one_b = np.minimum(p, m) + np.where(v > 1, (p - 1) / v, 0.0)
-    return np.where(schedule == GPIPE, m, np.minimum(one_f_one_b, m))
+    return of_schedules(schedule, lambda record: record.held(p, m, v, 0 * p) / v)
 
 
 def held_last(p: Array, m: Array, v: Array, schedule: Array) -> Array:
-    """The same of the last stage.
+    """The same of the rank of the last stage.
 
     >>> one = np.ones(1)
     >>> held_last(4 * one, 16 * one, 2 * one, 0 * one)
     array([2.5])
     """
-    last = np.where(schedule == ZB, p, p - (p - 1) / v)
-    return np.where(schedule == GPIPE, m, np.minimum(last, m))
+    return of_schedules(schedule, lambda record: record.held(p, m, v, record.last_rank(p, v)) / v)
 
 
 def first_chunk_held(p: Array, m: Array, v: Array, schedule: Array) -> Array:
-    """Microbatches whose activations the first chunk of the first stage holds at once: the warm-up of
-    interleaved schedules runs through all chunks, with p - 1 microbatches of the next round behind it."""
-    most = np.minimum(np.where(v > 1, 2 * p - 1, p), m)
-    return np.where(schedule == GPIPE, m, most)
+    """Microbatches whose activations the first stage alone holds at once."""
+    return of_schedules(schedule, lambda record: record.held_first(p, m, v))
 
 
 def memory_of(rows: Rows) -> Memory:
@@ -134,7 +128,7 @@ def memory_of(rows: Rows) -> Memory:
     alive = r["saved_bytes"] * layers + np.where(p > 1, 2.0 * r["boundary_bytes"], 0.0)
     first, last = alive * microbatches_held(*pipeline), alive * held_last(*pipeline)
     ahead = r["front_saved"] * first_chunk_held(*pipeline)
-    first, last = first + ahead, last + np.where(p == 1, ahead, 0.0)
+    first, last = first + ahead, last + np.where(head_rank(p, r["virtual"], r["schedule"]) == 0, ahead, 0.0)
     backward = r["whole_bytes"] + reduced
     logits = r["logit_bytes"] * r["logits"] + r["norm_bytes"]
     at_end = last + np.maximum(logits, backward) > first + backward

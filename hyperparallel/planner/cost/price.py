@@ -11,7 +11,7 @@ With t the time of a microbatch in one pipeline stage, m microbatches, p stages 
 
     step = m * t_longest + (p - 1) / v * t + gradients + optimizer + constant
 
-(1F1B and interleaved: arXiv:2104.04473; zb-h1, arXiv:2401.10241: `zero_bubble_seconds` for the second term).
+for 1F1B; of other schedules the second term is what their record says (`cold_seconds`, `mpmd/schedules`).
 Gradients travel beside the last backward where `overlap` says so. docs/simulator.md states every term.
 """
 
@@ -21,12 +21,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hyperparallel.mpmd import PipelineSchedule, RankSeconds
 from hyperparallel.planner.cost.build import OPTIMIZER_BYTES
 from hyperparallel.planner.cost.collectives import KINDS, GroupArrays, collective_seconds
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.cost.rows import AGAIN, BACKWARD, FORWARD, FRONT, HEAD, Rows
 from hyperparallel.planner.cost.work import Array
-from hyperparallel.planner.strategy import SCHEDULES
+from hyperparallel.planner.strategy import head_rank, of_schedules, runs_beside_others
 
 SHARPNESS = 4.0
 """Power of the soft maximum of two times that may run beside one another."""
@@ -47,8 +48,6 @@ STATE_BYTES = 12.0
 
 STEP_SECONDS = 1e-3
 """Once per step: clipping, logging, the host between steps."""
-
-ZB = SCHEDULES.index("zb-h1")
 
 
 @dataclass
@@ -144,8 +143,7 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     taken = r["taken"][at][rows.message_segment]
     hidden = (rows.message_hidden > 0) & (overlap | (rows.message_hidden > 1))
     experts = rows.message_kind == KINDS.index("all_to_all")
-    # Interleaved schedules run one microbatch's exchange of tokens beside another's compute.
-    beside = (r["overlap_experts"] > 0) & ((r["virtual"] > 1) | (r["pp"] == 1))
+    beside = (r["overlap_experts"] > 0) & runs_beside_others(r["pp"], r["virtual"], r["schedule"])
     hidden = hidden | (experts & overlap & beside[at][rows.message_segment])
     shown = sent * np.where(hidden, constants.exposed + taken * (1 - constants.exposed), 1.0)
     tensor = np.bincount(rows.message_segment, shown * ~experts, cells)
@@ -200,7 +198,9 @@ def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = 
     per_chunk = np.ceil(r["layers"] / (p * v))
     longest = stage * per_chunk * p * v / r["layers"]
     short = np.maximum(per_chunk * p * v - r["layers"], 0.0)
-    last = longest - short * stage * p / r["layers"] + head + np.where(p == 1, front, 0.0)
+    # The last stage has fewer layers where they do not divide, and the head; so has its rank.
+    together = head_rank(p, v, r["schedule"]) == 0
+    last = longest - short * stage * p / r["layers"] + head + np.where(together, front, 0.0)
     longest = np.maximum(longest + np.where(p > 1, front, 0.0), last)
     boundary = collective_seconds(np.full(length, 4.0), r["boundary_bytes"], rows.groups["pp"], constants)
     sends = 2.0 * v * boundary * np.where((r["overlap"] > 0) & (v > 1), constants.exposed, 1.0)
@@ -209,8 +209,7 @@ def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = 
         for which in (FORWARD, BACKWARD, AGAIN)
     )
     more = np.maximum(last - stage, 0.0)  # what the last stage has beyond a mean one
-    halves = zero_bubble_seconds(p, m, forward, backward, again, more)
-    cold = np.where(r["schedule"] == ZB, halves, (p - 1) / v * stage)
+    cold = cold_seconds(p, m, v, r["schedule"], pass_seconds(forward, backward, again, more))
     bubble = cold + (p - 1) / v * sends + m * (longest - stage - (head + front) / p)
     gradients, travel_gradients = gradient_seconds(rows, stage, constants)
     optimizer = _optimizer(rows, constants)
@@ -225,27 +224,26 @@ def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = 
     return StepTime(seconds, *parts, moved + travel_gradients)
 
 
-def zero_bubble_seconds(
-    p: Array, m: Array, forward: Array, backward: Array, again: Array, head: Array | float = 0.0
-) -> Array:
-    """What zb-h1 loses once a step, where weights' gradients take half of the backward, and each of forward,
-    input gradients and weights' gradients a third of the head.
+def pass_seconds(forward: Array, backward: Array, again: Array, head: Array | float = 0.0) -> RankSeconds:
+    """A microbatch's passes on one rank, with the backward cut in halves: of inputs, for which what is
+    computed again must be there, and of weights."""
+    return RankSeconds(forward, backward / 2 + again, backward / 2, head)
 
-    With F, I and W of a stage, (p - 1) max(F, I, F + I - W), where the head's work fills what it can of the
-    last two: F + I - W ends with the weights' gradients that the last stage put off, I is of stages that have
-    time to spare. arXiv:2401.10241 loses F + I - W alone, as its ranks begin the next step each for itself;
-    here a step ends for all at once.
+
+def cold_seconds(p: Array, m: Array, v: Array, schedule: Array, seconds: RankSeconds) -> Array:
+    """What a pipeline loses once a step, beyond the microbatches of its fullest rank.
+
+    seconds: of a mean rank, and of the head what the last stage has beyond it.
 
     >>> one = np.ones(1)
-    >>> zero_bubble_seconds(4 * one, 8 * one, one, 2 * one, 0 * one)
+    >>> cold_seconds(4 * one, 8 * one, one, 2 * one, RankSeconds(one, one, one))  # zb-h1
     array([3.])
     """
-    weights = backward / 2
-    inputs = weights + again
-    put_off = (p - 1) * (forward + inputs - weights) - p * head / 3
-    spare = (p - 1) * inputs - (m - 1) * head
-    result: Array = np.maximum(np.maximum((p - 1) * forward, spare), put_off)
-    return result
+
+    def idle(record: PipelineSchedule) -> Array:
+        return np.asarray(record.idle(p, m, v, seconds), float)
+
+    return np.where(p > 1, of_schedules(schedule, idle), 0.0)
 
 
 def gradient_seconds(rows: Rows, stage: Array, constants: Constants) -> tuple[Array, Array]:
@@ -284,10 +282,11 @@ __all__ = [
     "FORWARD",
     "SegmentTimes",
     "StepTime",
+    "cold_seconds",
     "gradient_seconds",
+    "pass_seconds",
     "product_seconds",
     "segment_times",
     "soft_max",
     "step_seconds",
-    "zero_bubble_seconds",
 ]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hyperparallel.planner.cost.work import Array
-from hyperparallel.planner.strategy import ORDERS, Candidates
+from hyperparallel.planner.strategy import ORDERS, Candidates, runs_beside_others
 
 Places = npt.NDArray[np.int64]
 
@@ -27,7 +27,8 @@ def distinct(c: Candidates) -> tuple[Places, Places]:
     inside = ~np.isin(c.order, _OUTERMOST) | (c.fill > 0)
     columns = [c.tp, c.cp, c.ep, c.etp, c.microbatch, c.sp, c.recompute, c.dtype, c.flash, c.overlap, c.graph]
     columns += [c.attention, c.experts, c.dispatcher, c.overlap_experts, c.parts, c.reentrant]
-    columns += [c.fused_loss, (c.virtual > 1) | (c.pp == 1), c.order, c.fill, inside * c.pp, inside * c.dp]
+    beside = runs_beside_others(c.pp, c.virtual, c.schedule)
+    columns += [c.fused_loss, beside, c.order, c.fill, inside * c.pp, inside * c.dp]
     key = np.zeros(len(c), np.int64)
     for column in columns:
         key = key * (int(column.max(initial=0)) + 1) + np.asarray(column, np.int64)

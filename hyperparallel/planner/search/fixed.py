@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hyperparallel.errors import PlanError, nearest
+from hyperparallel.mpmd import SCHEDULES
 from hyperparallel.planner.job import PlanningJob
 from hyperparallel.planner.search.space import (
-    CHUNKS,
+    CHUNKS_A_STAGE,
     RECOMPUTED,
     Limits,
     context_sizes,
@@ -28,8 +29,8 @@ from hyperparallel.planner.strategy import ORDERS
 VALUES: dict[str, Sequence[Any]] = {
     "zero": (1, 2, 3),
     "recompute": RECOMPUTED,
-    "schedule": ("1f1b", "zb-h1"),
-    "virtual": (1, *CHUNKS),
+    "schedule": tuple(record.name for record in SCHEDULES.values() if record.searched),
+    "virtual": CHUNKS_A_STAGE,
     "offload": (0.0, 1.0),
     "order": ORDERS,
 }

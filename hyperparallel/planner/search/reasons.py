@@ -15,6 +15,7 @@ from typing import Any
 
 from hyperparallel.cluster.axis_links import FILLS
 from hyperparallel.errors import UserError
+from hyperparallel.mpmd import SCHEDULES
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.job import PlanningJob
 from hyperparallel.planner.search.axis_order import axis_orders, moved_axis, place_words
@@ -218,10 +219,11 @@ def neighbours(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
     for order, fill in product(ORDERS, FILLS):
         if (order, fill) != (s.order, s.fill):
             yield "order", replace(s, order=order, fill=fill)
-    for virtual, schedule in ((1, "1f1b"), (2, "1f1b"), (4, "1f1b"), (1, "zb-h1")):
-        if (virtual, schedule) != (s.virtual, s.schedule):
-            for one in changed(virtual=virtual, schedule=schedule):
-                yield "schedule", one
+    for record in SCHEDULES.values():
+        for virtual in record.usual_chunks:
+            if record.searched and (virtual, record.name) != (s.virtual, s.schedule):
+                for one in changed(virtual=virtual, schedule=record.name):
+                    yield "schedule", one
 
 
 def _allowed(job: PlanningJob, s: Strategy, known: set[Skeleton], limits: Limits) -> bool:
@@ -327,7 +329,7 @@ def _choice(name: str, s: Strategy) -> str:
 
 
 def _schedule(s: Strategy) -> str:
-    return f"{s.virtual} chunks a stage" if s.virtual > 1 else s.schedule
+    return f"{s.virtual} chunks a stage" if len(s.pipeline.usual_chunks) > 1 and s.virtual > 1 else s.schedule
 
 
 def loses(best: Prediction, other: Prediction, objective: str = "time") -> str:

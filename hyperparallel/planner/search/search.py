@@ -7,8 +7,19 @@ placements of their axes; of what is best then, all placements are priced, and t
 best so are searched once more with all of everything. A space with no more skeletons than `PLACED` goes
 through that pass only, so nothing is left out.
 
+    minimise     seconds(s, i), then peak bytes, then what is harder to run   `rank_key`
+                 (peak bytes first for the objective "memory")
+    over         skeletons s = (tp, cp, pp, dp, ep, etp, microbatch)          `space.skeletons`
+                 and what varies inside one, i = (virtual, schedule,          `space.pipelines`,
+                 zero, sp, recompute, offload, order, fill)                   `zeros`, `levels`, ...
+    subject to   tp cp pp dp = devices, dp microbatch | batch, ...            `space.skeletons`
+                 bytes(s, i) <= capacity of a device                          `table.fits`
+                 host bytes(s, i) <= its share of the host                    `table.fits`
+    with         seconds = m t_longest + idle + gradients + update            `price.step_seconds`
+                 bytes = states + activations in flight + working memory      `memory.memory_of`
+
 Dominance: of two strategies that differ only in recomputation and offload, and both fit, the one with less of
-both is never slower.
+both is never slower (`minimal`), so the first pass prices nothing else.
 """
 
 from __future__ import annotations
@@ -77,6 +88,8 @@ def search(
     if not every:
         raise _no_factors(job, limits)
     chosen, considered = every, 0
+    # The first pass only decides which skeletons are looked at closely: what it says of them is not kept, for
+    # placements and cuts that it did not try may turn the order round.
     if len(every) > REFINED:
         values, considered = _first_pass(job, every, objective, limits, used)
         order = np.argsort(values, kind="stable")[:REFINED]
@@ -87,6 +100,8 @@ def search(
     best: list[Prediction] = []
     fitting = 0
     if len(every) > PLACED:
+        # Placement multiplies the space by up to 15 and rarely changes which sizes are best, so that only the
+        # sizes that are best in some placement get the whole product.
         first = {s: ones[:1] for s, ones in places.items()}
         best, more, fitting = _second_pass(job, first, objective, limits, used)
         considered += more
@@ -177,6 +192,7 @@ def _usual(
             total = table.memory(offload=share).total.reshape(len(names), count)
             values = np.minimum(values, np.where(good[shares.index(share)], total, np.inf).min(axis=0))
         return values
+    # [offload, recompute, skeleton]: memory falls along both, so that the minimal cells are a staircase.
     wanted = minimal(good)
     keep = np.flatnonzero(wanted.any(axis=0).ravel())
     if not len(keep):
@@ -185,6 +201,7 @@ def _usual(
     priced = StrategyTable(job, table.candidates.take(keep), constants)
     owner = keep % count
     allowed = [set(pipelines(job, s, limits)) for s in part]
+    # Kernels and messages were priced once above; each pipeline only changes how they add up.
     for virtual, schedule in sorted(set().union(*allowed)):
         valid = np.array([(virtual, schedule) in each for each in allowed])[owner]
         columns = {"virtual": virtual, "schedule": schedule_code(schedule), "offload": offload}
@@ -254,6 +271,7 @@ def _best_of_each(
     owner: Array, room: Array, step: StepTime, memory: Memory, objective: Objective
 ) -> list[int]:
     """The position of the best fitting row of each owner."""
+    # Rounded as in `rank_key`: equal plans must tie here too, or the order of rows would decide.
     seconds, total = np.round(step.seconds, 9), np.round(memory.total)
     keys = (total, seconds) if objective == "memory" else (seconds, total)
     at = np.flatnonzero(room)

@@ -10,11 +10,11 @@ Where axes lie is in `axis_order.py`.
     dp           what is left of the devices; dp * microbatch divides the batch
     ep, etp      ep divides the experts, and ep * etp the ranks of a stage; etp is 1 or tp
     microbatch   powers of two up to `MOST_TOKENS` tokens
-    virtual      only where microbatches are a multiple of the stages, as interleaving needs
+    virtual      what the schedule can have; interleaved only where microbatches are a multiple of the stages
     zero         1 and 3; 2 only without accumulation, where cut gradients cost nothing
-    schedule     1f1b and zb-h1
+    schedule     those of `mpmd.SCHEDULES` that are searched, where their closed forms hold
 
-Left out because something here is never worse in the cost model: GPipe (1f1b takes as long, in less memory),
+Left out because something here is never worse in the cost model: schedules that say so in their record,
 ZeRO-0 (stage 1), selective recomputation (fused attention keeps no scores).
 """
 
@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from math import ceil, gcd
 from typing import Any, NamedTuple, TypeVar
 
+from hyperparallel.mpmd import SCHEDULES
 from hyperparallel.planner.job import PlanningJob
 from hyperparallel.planner.strategy import Strategy
 from hyperparallel.workload.mlp import Moe
@@ -32,7 +33,7 @@ from hyperparallel.workload.model import Attention, Model
 T = TypeVar("T")
 MOST_TP, MOST_CP = 64, 64
 LEAST_TOKENS, MOST_TOKENS = 1024, 32768
-CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
+CHUNKS_A_STAGE = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 RECOMPUTED = ("none", "light", "alternate", "full")
 
 
@@ -175,13 +176,19 @@ def divisors(number: int) -> list[int]:
 
 def pipelines(job: PlanningJob, s: Skeleton, limits: Limits = EVERYTHING) -> list[tuple[int, str]]:
     """(chunks a stage, schedule) that these sizes allow."""
-    deep: list[int] = []
     count = job.global_batch // (s.dp * s.microbatch)
-    layers = job.model.num_layers
-    if s.pp > 1 and count % s.pp == 0:
-        deep = [v for v in CHUNKS if even_enough(layers, s.pp * v)]
-    every = [(1, "1f1b"), *((v, "1f1b") for v in deep), *([(1, "zb-h1")] if s.pp > 1 else [])]
-    return [(v, name) for v, name in every if limits.allows("virtual", v) and limits.allows("schedule", name)]
+    usual = Strategy()  # without a pipeline there is nothing to order
+    every = SCHEDULES.values() if s.pp > 1 else [usual.pipeline]
+    return [
+        (virtual, record.name)
+        for record in every
+        for virtual in (CHUNKS_A_STAGE if s.pp > 1 else [usual.virtual])
+        if record.searched
+        and limits.allows("virtual", virtual)
+        and limits.allows("schedule", record.name)
+        and (virtual == 1 or even_enough(job.model.num_layers, s.pp * virtual))
+        and record.serves(s.pp, count, virtual)
+    ]
 
 
 def zeros(job: PlanningJob, s: Skeleton, limits: Limits = EVERYTHING) -> list[int]:

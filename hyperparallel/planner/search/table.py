@@ -12,17 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from hyperparallel.planner.cost.build import rows_of
+from hyperparallel.planner.cost.build import rows_of, with_pipeline
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.cost.memory import Memory, memory_of
 from hyperparallel.planner.cost.price import SegmentTimes, StepTime, segment_times, step_seconds
 from hyperparallel.planner.cost.rows import Rows
 from hyperparallel.planner.cost.work import Array
 from hyperparallel.planner.job import PlanningJob
-from hyperparallel.planner.strategy import SCHEDULES, Candidates, Strategy
+from hyperparallel.planner.strategy import SCHEDULE_NAMES, Candidates, Strategy, runs_beside_others
 
 TIME_PARTS = ("compute", "exposed_tensor", "exposed_experts", "bubble", "exposed_gradients", "optimizer")
 MEMORY_PARTS = tuple(f.name for f in fields(Memory) if f.name != "host")
+
+
+NO_COLUMNS: Mapping[str, Any] = {}
 
 
 class StrategyTable:
@@ -31,28 +34,33 @@ class StrategyTable:
     def __init__(self, job: PlanningJob, candidates: Candidates, constants: Constants) -> None:
         self.job, self.candidates, self.constants = job, candidates, constants
         self.rows: Rows = rows_of(job.model, job.cluster, job.seq, job.global_batch, candidates)
-        self._times: dict[bool, SegmentTimes] = {}
+        self._times: dict[bytes, SegmentTimes] = {}
 
-    def times(self, interleaved: bool | None = None) -> SegmentTimes:
-        """Of every segment, as the candidates are or with (without) several chunks on each rank."""
-        if interleaved is None:
-            return segment_times(self.rows, self.constants)
-        if interleaved not in self._times:
-            rows = self._with({"virtual": 2.0 if interleaved else 1.0})
-            self._times[interleaved] = segment_times(rows, self.constants)
-        return self._times[interleaved]
+    def times(self, columns: Mapping[str, Any] = NO_COLUMNS) -> SegmentTimes:
+        """Of every segment, with other `virtual` or `schedule`.
+
+        Of those a segment's time depends only on whether they hide one microbatch's messages beside another,
+        so that all that agree on this share one pricing.
+        """
+        rows = self._with(columns)
+        r = rows.row
+        beside = runs_beside_others(r["pp"], r["virtual"], r["schedule"]).tobytes()
+        if beside not in self._times:
+            self._times[beside] = segment_times(rows, self.constants)
+        return self._times[beside]
 
     def _with(self, columns: Mapping[str, Any]) -> Rows:
         if not columns:
             return self.rows
         length = self.rows.length
         given = {name: np.broadcast_to(np.asarray(v, float), (length,)) for name, v in columns.items()}
-        return replace(self.rows, row={**self.rows.row, **given})
+        row = {**self.rows.row, **given}
+        pipeline = (row["virtual"], row["schedule"])
+        return replace(self.rows, row={**with_pipeline(self.rows.row, *pipeline), **given})
 
     def step(self, **columns: Any) -> StepTime:
-        """Times of all rows, with another `virtual` (one for all), `schedule` (its position) or `offload`."""
-        times = self.times(columns["virtual"] > 1 if "virtual" in columns else None)
-        return step_seconds(self._with(columns), self.constants, times)
+        """Times of all rows, with other `virtual`, `schedule` (its position) or `offload`."""
+        return step_seconds(self._with(columns), self.constants, self.times(columns))
 
     def memory(self, **columns: Any) -> Memory:
         """Memory of all rows, with other `virtual`, `schedule`, `zero` or `offload`."""
@@ -124,5 +132,5 @@ def predict(job: PlanningJob, strategies: list[Strategy], constants: Constants) 
 
 
 def schedule_code(name: str) -> float:
-    """The position of a schedule in `SCHEDULES`."""
-    return float(SCHEDULES.index(name))
+    """The position of a schedule in `SCHEDULE_NAMES`."""
+    return float(SCHEDULE_NAMES.index(name))

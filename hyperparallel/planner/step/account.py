@@ -65,7 +65,11 @@ def state_shares(prices: LayerPrices, split: Split) -> list[float]:
     as in the closed form."""
     whole, _ = prices.static_bytes()
     states, pp = whole - prices.overhead_bytes(), prices.strategy.pp
-    counts = [sum(len(stage) for stage in split.stages[rank::pp]) for rank in range(pp)]
+    counts = [0] * pp
+    for rank, stage in zip(prices.strategy.homes, split.stages, strict=True):
+        counts[rank] += len(stage)
+    # The closed form gives every rank the mean of states, so that equal parts must come out as 1 here too,
+    # though the last of them may be shorter.
     if split.counts() == even_split(prices.job, prices.strategy).counts() or not states:
         return [1.0] * pp
     each, mean = prices.layer_state_bytes() / states, sum(counts) / pp

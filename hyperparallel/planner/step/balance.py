@@ -5,7 +5,7 @@ equal parts are not equal times; and if "all kept" does not fit, "all recomputed
 n[s, r, a] layers of run r (equal layers in a row) in stage s under action a (keep, recompute what
 is light, half or all, offload what is saved), t[r, a] seconds of a layer and microbatch and b[a] saved bytes,
 
-    minimise   m T + cold / (p v) * sum n t                     (the closed form of `cost/price.py`)
+    minimise   m T + cold / p * sum n t         (the closed form of `cost/price.py`, `LayerPrices.cold_share`)
     subject to T >= sum of n t over the stages of each rank, its head or encoders included, and v times that
                of a stage
                states + sum n (state bytes + in flight of the rank * b) <= capacity, and the same for the host
@@ -24,7 +24,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hyperparallel.mpmd.bubble import most_in_flight
 from hyperparallel.planner.cost.memory import first_chunk_held
 from hyperparallel.planner.step.account import peak_memory, state_shares
 from hyperparallel.planner.step.layer_costs import LayerPrices
@@ -42,7 +41,8 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class _Facts:
-    """Numbers of the program: stages, microbatches, bytes, and seconds [run][action]."""
+    """Numbers of the program: stages, microbatches, bytes, and seconds [run][action]; cold: what the pipeline
+    loses once a step, as a share of all layers' seconds for a microbatch."""
 
     strategy: Strategy
     microbatches: int
@@ -93,17 +93,13 @@ def closed_seconds(prices: LayerPrices, split: Split) -> float:
     facts = _facts(prices)
     ranks = [0.0] * strategy.pp
     for stage, layers in enumerate(split.stages):
-        ranks[stage % strategy.pp] += sum(prices.layer(kind, action) for kind, action in layers)
+        ranks[strategy.homes[stage]] += sum(prices.layer(kind, action) for kind, action in layers)
     total = sum(ranks)
-    ranks[(facts.stages - 1) % strategy.pp] += facts.head
+    ranks[strategy.homes[-1]] += facts.head
     ranks[0] += facts.front
     chunks = [sum(prices.layer(kind, action) for kind, action in layers) for layers in split.stages]
     longest = max(*ranks, strategy.virtual * max(chunks))
-    return facts.microbatches * longest + _cold(prices) / facts.stages * total
-
-
-def _cold(prices: LayerPrices) -> float:
-    return prices.cold_share() * (prices.strategy.pp - 1)
+    return facts.microbatches * longest + facts.cold * total
 
 
 def _front_held(prices: LayerPrices) -> float:
@@ -150,7 +146,7 @@ def _facts(prices: LayerPrices) -> _Facts:
         ),
         room,
         head.compute + head.tensor,
-        _cold(prices),
+        prices.cold_share() / strategy.pp,
         front.compute + front.tensor + front.gather,
         _front_held(prices),
         edge,
@@ -161,34 +157,34 @@ def _facts(prices: LayerPrices) -> _Facts:
 def _held(facts: _Facts, rank: int) -> float:
     """Microbatches of a whole rank's layers that it keeps at once."""
     s = facts.strategy
-    name = "interleaved" if s.virtual > 1 else s.schedule
-    return float(most_in_flight(name, s.pp, facts.microbatches, s.virtual, rank)) / s.virtual
+    return float(s.pipeline.held(s.pp, facts.microbatches, s.virtual, rank)) / s.virtual
 
 
 def _solve(facts: _Facts) -> dict[tuple[int, int, int], int] | None:
     from hyperparallel.integer_program import IntegerProgram
 
-    s, stages = facts.strategy, facts.stages
+    s, stages, homes = facts.strategy, facts.stages, facts.strategy.homes
     program = IntegerProgram()
+    # T is a column of its own: the maximum over ranks becomes one row for each of them.
     longest = program.column(float(facts.microbatches), most=math.inf)
-    cold = facts.cold / stages
     columns: dict[tuple[int, int, int], int] = {}
     for stage in range(stages):
         for run, (_, count) in enumerate(facts.runs):
             for action, seconds in enumerate(facts.seconds[run]):
-                columns[stage, run, action] = program.column(cold * seconds, True, float(count))
+                columns[stage, run, action] = program.column(facts.cold * seconds, True, float(count))
     for run, (_, count) in enumerate(facts.runs):
         program.row([c for (_, r, _), c in columns.items() if r == run], (), count, count)
     for rank in range(s.pp):
-        mine = {k: c for k, c in columns.items() if k[0] % s.pp == rank}
-        head = facts.head if rank == (stages - 1) % s.pp else 0.0
+        mine = {k: c for k, c in columns.items() if homes[k[0]] == rank}
+        head = facts.head if rank == homes[-1] else 0.0
         head += facts.front if rank == 0 else 0.0
         weights = {c: -facts.seconds[run][action] for (_, run, action), c in mine.items()}
         program.weighted({longest: 1.0, **weights}, head, math.inf)
         flying = _held(facts, rank)
         bytes_of = {c: facts.states + flying * facts.saved[action] for (_, _, action), c in mine.items()}
         fixed = facts.fixed + flying * facts.edge + (facts.front_bytes if rank == 0 else 0.0)
-        fixed += facts.logits if rank == (stages - 1) % s.pp else 0.0
+        fixed += facts.logits if rank == homes[-1] else 0.0
+        # Divided by the capacity, or bytes would drown the solver's absolute tolerances beside seconds.
         program.weighted(_scaled(bytes_of, facts.capacity), -math.inf, 1.0 - fixed / facts.capacity)
         if len(facts.saved) == len(ACTIONS) and math.isfinite(facts.host_room):
             away = {
@@ -197,6 +193,7 @@ def _solve(facts: _Facts) -> dict[tuple[int, int, int], int] | None:
             program.weighted(
                 _scaled(away, facts.capacity), -math.inf, max(facts.host_room, 0.0) / facts.capacity
             )
+    # Chunks of a rank are done in turn: a long one holds up the others as v times its length would.
     for stage in range(stages if s.virtual > 1 else 0):
         weights = {c: -s.virtual * facts.seconds[r][a] for (k, r, a), c in columns.items() if k == stage}
         program.weighted({longest: 1.0, **weights}, 0.0, math.inf)

@@ -15,7 +15,7 @@ import numpy as np
 from hyperparallel.planner.cost.collectives import KINDS, collective_seconds
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.cost.memory import Memory, microbatches_held
-from hyperparallel.planner.cost.price import SegmentTimes, zero_bubble_seconds
+from hyperparallel.planner.cost.price import SegmentTimes, cold_seconds, pass_seconds
 from hyperparallel.planner.cost.rows import FRONT, HEAD
 from hyperparallel.planner.job import PlanningJob
 from hyperparallel.planner.search.table import StrategyTable
@@ -119,10 +119,8 @@ class LayerPrices:
         return whole.compute + whole.tensor + whole.experts + whole.gather + whole.copy
 
     def cold_share(self) -> float:
-        """Of a stage's seconds for a microbatch, what each stage but one costs once a step."""
-        if self.strategy.schedule != "zb-h1":
-            return 1.0
-        action, kinds = self.strategy.recompute, layer_kinds(self.job)
+        """What the pipeline loses once a step, of a mean rank's seconds for a microbatch."""
+        action, kinds, r = self.strategy.recompute, layer_kinds(self.job), self.table.rows.row
         passes = [
             np.array(sum(p.compute + p.tensor + p.experts + p.gather for p in found))
             for found in (
@@ -131,7 +129,8 @@ class LayerPrices:
                 [self.again(kind, action) for kind in kinds],
             )
         ]
-        return float(zero_bubble_seconds(np.array(2.0), np.array(1.0), *passes) / sum(passes))
+        p, m, v, schedule = (r[name][:1] for name in ("pp", "microbatches", "virtual", "schedule"))
+        return float(cold_seconds(p, m, v, schedule, pass_seconds(*passes))[0] / sum(passes))
 
     def saved_bytes(self, action: str) -> float:
         """Kept on the device from forward to backward by one layer, a mean over kinds."""

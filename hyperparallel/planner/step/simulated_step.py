@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 
-from hyperparallel.mpmd import Action, Message, Schedule, schedule
+from hyperparallel.mpmd import Action, Message, Schedule
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.cost.price import gradient_seconds, step_seconds
 from hyperparallel.planner.job import PlanningJob
@@ -63,9 +64,10 @@ def simulated_step(
     total = job.global_batch // (strategy.dp * strategy.microbatch)
     count = fewest_microbatches(strategy, total)
     order = order_of(strategy, count)
-    builder = _Builder(used, split, count, sum(len(actions) for actions in order))
+    builder = _Builder(used, split, order)
     tasks = pipeline_tasks(order, builder.pieces, builder.message, builder.finish)
     timeline = simulate(tasks)
+    # A full pipeline goes on at the pace of its fullest rank, so that what is skipped needs no simulation.
     seconds = timeline.step_seconds + (total - count) * builder.pace()
     facts = {"model": job.model.name, "cluster": job.cluster.name, "strategy": strategy.words()}
     timeline = replace(timeline, facts=facts)
@@ -76,20 +78,21 @@ def simulated_step(
 
 def order_of(strategy: Strategy, microbatches: int) -> Schedule:
     """Every rank's actions."""
-    named = "interleaved" if strategy.virtual > 1 else strategy.schedule
-    return schedule(named, strategy.pp, microbatches, strategy.virtual)
+    return strategy.pipeline.order(strategy.pp, microbatches, strategy.virtual)
 
 
 def filled_order(job: PlanningJob, strategy: Strategy) -> Schedule:
     """The same of the first microbatches of a step, so many that no more are ever in flight."""
     total = job.global_batch // (strategy.dp * strategy.microbatch)
-    return order_of(strategy, total if strategy.schedule == "gpipe" else min(total, 2 * strategy.pp))
+    most = strategy.pipeline.held(strategy.pp, total, strategy.virtual, 0)
+    wanted = max(most / strategy.virtual, 2 * strategy.pp)  # twice round: interleaving needs whole rounds
+    return order_of(strategy, min(total, ceil(wanted)))
 
 
 def num_actions(job: PlanningJob, strategy: Strategy) -> int:
     """Actions that simulating a strategy's step takes."""
     total = job.global_batch // (strategy.dp * strategy.microbatch)
-    halves = 3 if strategy.schedule == "zb-h1" and strategy.pp > 1 else 2
+    halves = 3 if strategy.pipeline.splits and strategy.pp > 1 else 2
     return halves * strategy.pp * strategy.virtual * fewest_microbatches(strategy, total)
 
 
@@ -98,7 +101,7 @@ def fewest_microbatches(strategy: Strategy, total: int) -> int:
     p, v = strategy.pp, strategy.virtual
     if p == 1:
         return min(total, ALONE)
-    full = p if v > 1 else 2 * p
+    full = p if v > 1 and strategy.pipeline.rounds else 2 * p  # a round of v chunks fills it too
     wanted = max(MOST_ACTIONS // (2 * p * v), full, 4)
     return min(total, max(wanted // p * p, p))
 
@@ -106,14 +109,14 @@ def fewest_microbatches(strategy: Strategy, total: int) -> int:
 class _Builder:
     """Pieces of every action of one step."""
 
-    def __init__(self, prices: LayerPrices, split: Split, microbatches: int, actions: int) -> None:
-        self.prices, self.split, self.microbatches = prices, split, microbatches
-        strategy = prices.strategy
-        self.halves = strategy.schedule == "zb-h1" and strategy.pp > 1
-        self.count = max(1, WANTED_PIECES // actions)
+    def __init__(self, prices: LayerPrices, split: Split, order: Schedule) -> None:
+        self.prices, self.split, self.homes = prices, split, prices.strategy.homes
+        self.count = max(1, WANTED_PIECES // sum(map(len, order)))
+        self.first = {actions[0] for actions in order}
+        # Gradients of a rank are whole when its last backward is done, whichever chunk that is of.
+        self.last_backward = {[a for a in actions if a.kind in "BW"][-1] for actions in order}
         self.step = step_seconds(prices.table.rows, prices.constants, prices.times)
         self.row = prices.own_row
-        self.begun: set[int] = set()
         self.shares = state_shares(prices, split)
         self.last_stage = len(split.stages) - 1
         self.boundary = prices.boundary_seconds()
@@ -126,13 +129,12 @@ class _Builder:
         if key not in self.known:
             self.known[key] = TaskParts(self._pieces(*key))
         found = self.known[key]
-        rank = action.stage % self.prices.strategy.pp
-        if rank not in self.begun:
-            self.begun.add(rank)
+        rank = self.homes[action.stage]
+        if action in self.first:
             first = found.pieces[0]
             first = first._replace(alloc_bytes=first.alloc_bytes + self._states(rank))
             found = self._beside("parameters", TaskParts([first, *found.pieces[1:]], found.output), rank)
-        if action.kind in "BW" and action.microbatch == self.microbatches - 1 and action.stage == rank:
+        if action in self.last_backward:
             found = self._beside("gradients", found, rank)
         return found
 
@@ -145,7 +147,7 @@ class _Builder:
         """Half of what is hidden of the data axis travels beside the first forward (updated parameters),
         half beside the last backward."""
         exposed, whole = self._gradients()
-        if whole - exposed <= 1e-9:
+        if whole - exposed <= 1e-9:  # no data axis, or nothing of it is hidden
             return found
         demand = self._gradient_demand(rank, whole)
         hidden = TaskPart(name, (whole - exposed) / 2, "comm.dp", name, (), demand)
@@ -164,6 +166,7 @@ class _Builder:
         """Parts of layers, one behind another, backward from the last to the first; each brings or takes what
         is saved of it."""
         layers, p = self.split.stages[stage], self.prices
+        # Cut finer where actions are few: memory then falls and rises by layers, not by whole stages.
         count = max(1, min(self.count, len(layers)))
         bounds = [round(i * len(layers) / count) for i in range(count + 1)]
         backward = kind != "F"
@@ -257,9 +260,9 @@ class _Builder:
         p = self.prices
         busy = [0.0] * p.strategy.pp
         for stage, layers in enumerate(self.split.stages):
-            busy[stage % p.strategy.pp] += sum(p.layer(kind, recompute) for kind, recompute in layers)
+            busy[self.homes[stage]] += sum(p.layer(kind, recompute) for kind, recompute in layers)
         head, front = p.head(), p.front()
-        busy[self.last_stage % p.strategy.pp] += head.compute + head.tensor + head.experts + head.gather
+        busy[self.homes[-1]] += head.compute + head.tensor + head.experts + head.gather
         busy[0] += front.compute + front.tensor + front.experts + front.gather
         return max(busy)
 

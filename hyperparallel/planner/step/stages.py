@@ -1,8 +1,8 @@
 """What each pipeline stage holds: its layers in order, and how each of them is recomputed.
 
-A stage is a chunk: with v chunks on each of p ranks there are p * v of them, and rank r has stages r, r + p,
-... Extra predictions count as layers at the end. By default layers are dealt out in equal parts, the last
-stage takes what is left, and all are recomputed alike.
+A stage is a chunk: with v chunks on each of p ranks there are p * v of them, on the ranks that the schedule
+says (`Strategy.homes`). Extra predictions count as layers at the end. By default layers are dealt out in
+equal parts, the last stage takes what is left, and all are recomputed alike.
 """
 
 from __future__ import annotations

@@ -66,6 +66,19 @@ def fast_binding(target: Any) -> Any:
     return target._op  # what the overload's own __call__ calls
 
 
+def in_place_twin(target: Any) -> Any:
+    """The overload that writes its result over its first operand, None where there is none.
+
+    >>> in_place_twin(torch.ops.aten.relu.default)
+    <OpOverload(op='aten.relu_', overload='default')>
+    """
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    space = getattr(torch.ops, target.namespace)
+    packet = getattr(space, target._schema.name.partition("::")[2] + "_", None)
+    return getattr(packet, target._overloadname or "default", None)
+
+
 def _method(target: Any) -> str:
     """The tensor method that is an ATen overload, "" where there is none."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
@@ -146,6 +159,10 @@ class _Source:
             method += "_"
         if method:
             return f"{arguments[0]}.{method}({', '.join(arguments[1:])})"
+        twin = None if over is None else in_place_twin(target)
+        if twin is not None:  # an op of the user's own, which is no method of a tensor
+            arguments.insert(0, arguments.pop(over or 0))
+            target = twin
         function = COLLECTIVES.get(target) or fast_binding(target)  # type: ignore[arg-type]
         return f"{self.constant(function)}({', '.join(arguments)})"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
     Builder,
@@ -182,3 +183,5 @@ RULES: dict[str, Builder] = {
     "aten._scaled_dot_product_efficient_attention_backward": _backward("gqkvmolxx", 9, 11),
     "aten._scaled_dot_product_cudnn_attention_backward": _backward("gqkvolxxmxx", 13, 14),
 }
+
+FACTS: dict[str, OpFacts] = dict.fromkeys(RULES, OpFacts(flops=4.0, group="attention"))

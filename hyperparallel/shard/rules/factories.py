@@ -8,6 +8,7 @@ its dtype and device: it may be cut, and the result is whole all the same.
 
 from __future__ import annotations
 
+from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.operands import (
     LETTERS,
     Builder,
@@ -70,8 +71,7 @@ DRAWN_WHOLE = (
     "aten.rrelu_with_noise_functional",
 )
 
-RANDOM = frozenset((*DRAWN, *DRAWN_LIKE, *DRAWN_WHOLE))
-"""Ops that advance the random state (names as in `RULES`)."""
+FACTS: dict[str, OpFacts] = dict.fromkeys((*DRAWN, *DRAWN_LIKE, *DRAWN_WHOLE), OpFacts(random=True))
 
 RULES: dict[str, Builder] = {
     **dict.fromkeys(

@@ -8,6 +8,7 @@ pending sum in which the tensor written to counts once. Local forms: `graph/loca
 
 from __future__ import annotations
 
+from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
     LETTERS,
@@ -250,4 +251,9 @@ RULES: dict[str, Builder] = {
     "aten.masked_select": uncut,
     "aten.masked_scatter": uncut,
     "aten.nonzero": uncut,
+}
+
+FACTS: dict[str, OpFacts] = {
+    "aten.embedding": OpFacts(fresh=True, looks_up=True),
+    "aten.gather": OpFacts(looks_up=True),
 }

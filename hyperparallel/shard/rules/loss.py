@@ -8,6 +8,7 @@ weights of the targets, by which a mean over the *whole* batch is divided. See
 
 from __future__ import annotations
 
+from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.operands import (
     LETTERS,
     Builder,
@@ -103,4 +104,13 @@ RULES: dict[str, Builder] = {
     "aten.smooth_l1_loss_backward": _elementwise_backward,
     "aten.huber_loss_backward": _elementwise_backward,
     "aten.soft_margin_loss_backward": _elementwise_backward,
+}
+
+_LABELS = OpFacts(exchanges=1, scored=True, reduction_at=3, weight_at=2)
+FACTS: dict[str, OpFacts] = {
+    **dict.fromkeys(("aten.nll_loss_forward", "aten.nll_loss2d_forward"), _LABELS),
+    **dict.fromkeys(
+        ("aten.mse_loss", "aten.smooth_l1_loss", "aten.huber_loss", "aten.soft_margin_loss"),
+        OpFacts(reduction_at=2),
+    ),
 }

@@ -7,6 +7,9 @@ Spatial dims of a convolution are blocked; a patch embedding has nothing to gain
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import bind, parse
 from hyperparallel.shard.rules.operands import (
     Builder,
@@ -105,3 +108,14 @@ RULES: dict[str, Builder] = {
     "aten.convolution": _convolution,
     "aten.convolution_backward": _convolution_backward,
 }
+
+_PLAIN = OpFacts(flops=2.0, orderless=True, fresh=True, group="matmul")
+_VECTOR = OpFacts(fresh=True, group="matmul")
+FACTS: dict[str, OpFacts] = {
+    **dict.fromkeys(("aten.mm", "aten.bmm"), _PLAIN),
+    **dict.fromkeys(("aten.addmm", "aten.baddbmm"), replace(_PLAIN, in_place=(0,))),
+    **dict.fromkeys(("aten.mv", "aten.addmv"), _VECTOR),
+    "aten.dot": OpFacts(group="matmul"),
+    **dict.fromkeys(("aten.convolution", "aten.convolution_backward"), OpFacts(flops=2.0, group="matmul")),
+}
+"""Products with a vector are bound by memory, so that their operations are not counted."""

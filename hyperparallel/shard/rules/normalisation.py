@@ -7,6 +7,9 @@ others are free, and the gradients of weights are pending sums over them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape, bind, parse
 from hyperparallel.shard.rules.operands import (
     LETTERS,
@@ -161,4 +164,13 @@ RULES: dict[str, Builder] = {
     "aten._native_batch_norm_legit_no_training": _batch_norm(None, "c, c"),
     "aten.native_batch_norm_backward": _batch_norm_backward,
     "aten.pixel_shuffle": line("... [c] [h] [w] -> ... [o] [y] [x]", ((0,),), reduce=None),
+}
+
+_NORM = OpFacts(group="normalisation")
+FACTS: dict[str, OpFacts] = {
+    **{name: _NORM for name in RULES if "norm" in name},
+    **{name: replace(_NORM, fresh=True) for name in RULES if "softmax" in name},
+    "aten._log_softmax": replace(_NORM, fresh=True, scored=True),
+    "aten._log_softmax_backward_data": replace(_NORM, fresh=True, scored=True, exchanges=1),
+    "aten._softmax_backward_data": replace(_NORM, fresh=True, exchanges=1),
 }

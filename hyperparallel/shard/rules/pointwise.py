@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
     LETTERS,
@@ -173,4 +174,21 @@ RULES: dict[str, Builder] = {
         copysign ldexp angle polar nan_to_num special_expit special_erf
         special_ndtri special_log_ndtr special_entr gcd lcm""",
     ),
+}
+
+_UNARY = ("neg", "rsqrt", "exp", "sigmoid", "tanh", "sqrt", "reciprocal")
+_FRESH = (
+    *("silu", "gelu", "relu", "pow"),
+    *("silu_backward", "gelu_backward", "tanh_backward", "threshold_backward"),
+)
+FACTS: dict[str, OpFacts] = {
+    **dict.fromkeys(("aten.alias", "aten.detach"), OpFacts(view=True, same_elements=True, group="view")),
+    "aten.clone": OpFacts(orderless=True, fresh=True),
+    **{f"aten.{name}": OpFacts(fresh=True, in_place=(0,)) for name in (*_UNARY, "addcmul")},
+    **{f"aten.{name}": OpFacts(fresh=True) for name in (*_FRESH, "add", "sub")},
+    **{f"aten.{name}": OpFacts(fresh=True, scales=True) for name in ("mul", "div")},
+    "aten.add.Tensor": OpFacts(fresh=True, in_place=(0, 1)),
+    "aten.sub.Tensor": OpFacts(fresh=True, in_place=(0,)),
+    "aten.mul.Tensor": OpFacts(fresh=True, in_place=(0, 1), scales=True),
+    "aten.div.Tensor": OpFacts(fresh=True, in_place=(0,), scales=True),
 }

@@ -7,8 +7,10 @@ everything that returns positions block their dim.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
+from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
     LETTERS,
@@ -168,4 +170,12 @@ RULES: dict[str, Builder] = {
     "aten.argsort": scan(1),
     "aten.argsort.stable": scan(2),
     "aten.topk": scan(2, count_changes=True),
+}
+
+_REDUCTION = OpFacts(group="reduction")
+_SUM, _MEAN = replace(_REDUCTION, fresh=True), replace(_REDUCTION, fresh=True, averages=True)
+FACTS: dict[str, OpFacts] = {
+    **dict.fromkeys(RULES, _REDUCTION),
+    **dict.fromkeys(("aten.sum.default", "aten.sum.dim_IntList"), _SUM),
+    **dict.fromkeys(("aten.mean.default", "aten.mean.dim"), _MEAN),
 }

@@ -6,6 +6,7 @@ become ((part) inner) with `inner` free: fused projections cut in equal thirds s
 
 from __future__ import annotations
 
+from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
     LETTERS,
@@ -283,4 +284,9 @@ RULES: dict[str, Builder] = {
     "aten.replication_pad2d": _resized,
     "aten.flip": _mixed,
     "aten.roll": _mixed,
+}
+
+FACTS: dict[str, OpFacts] = {
+    **dict.fromkeys(("aten.slice", "aten.select"), OpFacts(view=True, group="view")),
+    **dict.fromkeys(("aten.cat", "aten.roll", "aten.slice_backward"), OpFacts(fresh=True)),
 }

@@ -12,7 +12,10 @@ models repeat shapes and the builders remember them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
+from hyperparallel.errors import UserError, nearest
 from hyperparallel.shard.rules import (
     attention,
     factories,
@@ -26,6 +29,7 @@ from hyperparallel.shard.rules import (
     slices,
     views,
 )
+from hyperparallel.shard.rules.facts import UNKNOWN, OpFacts
 from hyperparallel.shard.rules.operands import Builder, InputGroups, line
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.workload.ops import Op, Value
@@ -35,6 +39,10 @@ _ROOMS = (
     factories, pooling,
 )  # fmt: skip
 _TABLE: dict[str, Builder] = {name: rule for room in _ROOMS for name, rule in room.RULES.items()}
+_FACTS: dict[str, OpFacts] = {
+    name: facts for room in _ROOMS for name, facts in getattr(room, "FACTS", {}).items()
+}
+_ASKED: dict[str, OpFacts] = {}
 
 
 def rule_for(op: Op, values: Mapping[str, Value]) -> Rule | None:
@@ -49,14 +57,23 @@ def rule_for(op: Op, values: Mapping[str, Value]) -> Rule | None:
     return None if builder is None else builder(op, values)
 
 
-def is_random(target: str) -> bool:
-    """Whether an op draws random numbers, so that leaving it out would shift those drawn later.
+def facts_of(target: str) -> OpFacts:
+    """What is known of an op, named with its overload; the defaults where nothing is.
 
-    >>> is_random("aten.native_dropout.default"), is_random("aten.add.Tensor")
+    >>> facts_of("aten.mm.default").flops, facts_of("aten.bernoulli_.float").random
+    (2.0, True)
+    >>> facts_of("aten.add.Tensor").fresh, facts_of("aten.add_.Tensor").fresh
     (True, False)
     """
-    base = target.rpartition(".")[0]
-    return bool({target, base, base.removesuffix("_")} & factories.RANDOM)
+    found = _ASKED.get(target)
+    if found is None:
+        base = target.rpartition(".")[0]
+        plain = base.removesuffix("_")
+        found = _FACTS.get(target) or _FACTS.get(base) or _FACTS.get(plain) or UNKNOWN
+        if plain != base or "out" in target[len(base) :]:  # what it makes is memory that it is given
+            found = replace(found, fresh=False, in_place=())
+        _ASKED[target] = found
+    return found
 
 
 def _find(target: str) -> Builder | None:
@@ -70,14 +87,27 @@ def _find(target: str) -> Builder | None:
 
 
 def register_rule(
-    target: str, rule: str | Builder, *, linear: InputGroups = (), reduce: str | None = "sum"
+    target: str,
+    rule: str | Builder,
+    *,
+    linear: InputGroups = (),
+    reduce: str | None = "sum",
+    **facts: Any,
 ) -> None:
     """Give the rule of an op, in one string or as a function `(op, values) -> Rule`.
 
     target: the op's name ("mylib.rotate.default"; "mylib.rotate" for every overload).
-    linear, reduce: as in `Rule`, for a rule given as a string. Raises `UserError` if it cannot be
-    read.
+    linear, reduce: as in `Rule`, for a rule given as a string. facts: fields of `OpFacts`, by which
+    the op is priced and treated; by default it costs the memory that it touches, and its results may
+    share memory with its operands. Raises `UserError` for a rule that cannot be read or a fact that
+    there is not.
 
-    >>> register_rule("mylib.scale", "b d, d -> b d", linear=((0,), (1,)))
+    >>> register_rule("mylib.scale", "b d, d -> b d", linear=((0,), (1,)), fresh=True)
     """
+    known = [field.name for field in fields(OpFacts)]
+    for name in facts:
+        if name not in known:
+            raise UserError("register_rule", name, f"a fact of {', '.join(known)}", nearest(name, known, 1))
+    _FACTS[target] = OpFacts(**facts)
+    _ASKED.clear()
     _TABLE[target] = line(rule, linear, reduce) if isinstance(rule, str) else rule

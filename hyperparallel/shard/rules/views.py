@@ -8,9 +8,11 @@ middle), the elements of one dim spread over several others: those factors are b
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import gcd, prod
 
+from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
     LETTERS,
@@ -231,3 +233,13 @@ RULES: dict[str, Builder] = {
     "aten.view_as_complex": line("... [c] -> ...", _LINEAR, reduce=None),
     "aten.view_as_real": line("... -> ... [c]", _LINEAR, reduce=None),
 }
+
+_LOOK = OpFacts(view=True, orderless=True, group="view")
+FACTS: dict[str, OpFacts] = {
+    **dict.fromkeys(
+        ("aten.view", "aten._unsafe_view", "aten.reshape", "aten.transpose", "aten.t", "aten.permute",
+         "aten.unsqueeze", "aten.squeeze"),
+        replace(_LOOK, same_elements=True),
+    ),
+    "aten.expand": _LOOK,
+}  # fmt: skip

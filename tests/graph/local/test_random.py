@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hyperparallel.graph.local.random import FORMS
-from hyperparallel.shard.rules.factories import RANDOM
-from hyperparallel.shard.rules.table import _TABLE
+from hyperparallel.shard.rules.table import _FACTS, _TABLE
 
 pytestmark = pytest.mark.fake
+RANDOM = {name for name, facts in _FACTS.items() if facts.random and name.startswith("aten.")}
 SEEDED = torch.Tag.nondeterministic_seeded
 
 

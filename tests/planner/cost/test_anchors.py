@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.leaderboard.anchors import activation_anchors, state_anchors
 from hyperparallel.cluster.presets import preset
-from hyperparallel.mpmd import Action, schedule
+from hyperparallel.mpmd import SCHEDULES, Action, schedule
 from hyperparallel.mpmd.bubble import timed
 from hyperparallel.planner.cost.build import rows_of
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.cost.memory import held_last, memory_of, microbatches_held
-from hyperparallel.planner.cost.price import step_seconds, zero_bubble_seconds
-from hyperparallel.planner.strategy import Candidates, Strategy
+from hyperparallel.planner.cost.price import cold_seconds, pass_seconds, step_seconds
+from hyperparallel.planner.strategy import SCHEDULE_NAMES, Candidates, Strategy
 from hyperparallel.workload.presets import gpt, model_preset
 
 pytestmark = pytest.mark.pure
@@ -52,6 +52,9 @@ def test_interleaving_divides_the_bubble(v: int) -> None:
 
 
 @pytest.mark.parametrize("head", [0.0, 0.3, 1.5])
+@pytest.mark.parametrize(
+    ("name", "v"), [(name, v) for name, one in sorted(SCHEDULES.items()) for v in one.usual_chunks if v < 3]
+)
 @given(
     st.integers(2, 8),
     st.integers(0, 16),
@@ -60,18 +63,26 @@ def test_interleaving_divides_the_bubble(v: int) -> None:
     st.sampled_from([0.0, 0.5, 1.0]),
 )
 @settings(max_examples=60, deadline=None)
-def test_what_zb_h1_loses_is_what_following_its_order_loses(
-    head: float, p: int, more: int, forward: float, weights: float, again: float
+def test_what_a_schedule_loses_is_what_following_its_order_loses(
+    name: str, v: int, head: float, p: int, more: int, forward: float, weights: float, again: float
 ) -> None:
-    m, inputs = p + more, weights + again * forward
-    seconds = {"F": forward, "I": inputs, "W": weights}
+    record = SCHEDULES[name]
+    m, inputs = max(record.least_rounds, 1) * p + more, weights + again * forward
+    assume(forward <= inputs + weights)  # a backward takes no less than its forward
+    m = -(-m // p) * p if record.rounds and v > 1 else m
+    seconds = {"F": forward, "I": inputs, "W": weights, "B": inputs + weights}
 
     def price(action: Action) -> float:
-        return seconds[action.kind] + (head / 3 if action.stage == p - 1 else 0.0)
+        third = (2 if action.kind == "B" else 1) * head / 3
+        return seconds[action.kind] / v + (third if action.stage == p * v - 1 else 0.0)
 
-    followed = timed(schedule("zb-h1", p, m), price).seconds
-    numbers = (np.full(1, float(x)) for x in (p, m, forward, 2 * weights, again * forward, head))
-    closed = m * (sum(seconds.values()) + head) + zero_bubble_seconds(*numbers)[0]
+    followed = timed(schedule(name, p, m, v), price).seconds
+    p_, m_, v_, code, f, b, a, h = (
+        np.full(1, float(x))
+        for x in (p, m, v, SCHEDULE_NAMES.index(name), forward, 2 * weights, again * forward, head)
+    )
+    cold = cold_seconds(p_, m_, v_, code, pass_seconds(f, b, a, h))[0]
+    closed = m * (forward + inputs + weights + head) + cold
     # Of a head, what fills the bubble is only counted to the first order.
     assert closed == pytest.approx(followed, rel=0.02 if head else 0.01)
 

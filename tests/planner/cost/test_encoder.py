@@ -80,7 +80,7 @@ def test_activations_are_those_of_a_transformer_layer() -> None:
 
 def test_first_stages_hold_more_microbatches_of_them() -> None:
     p, m = np.array([4.0, 4.0, 4.0]), np.array([16.0, 16.0, 16.0])
-    assert first_chunk_held(p, m, np.array([1.0, 2.0, 1.0]), np.array([0, 0, 1])).tolist() == [4, 7, 16]
+    assert first_chunk_held(p, m, np.array([1.0, 2.0, 1.0]), np.array([0, 0, 1])).tolist() == [4, 8, 16]
     model = replace(load_model(NAME), vocab=1024)  # the first stage is the fullest
     strategies = [Strategy(pp=4, dp=2), Strategy(pp=4, dp=2, recompute="full")]
     whole, bare = (memory_of(rows(one, *strategies)) for one in (model, replace(model, encoders=())))

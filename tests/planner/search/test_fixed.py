@@ -44,7 +44,7 @@ def test_fields_of_every_plan_that_is_found_may_be_fixed(model: str, machine: st
         ("microbatch", 3, "microbatch=2"),
         ("virtual", 7, "virtual=6"),
         ("zero", 0, "zero=1"),
-        ("schedule", "zb-h2", "schedule=zb-h1"),
+        ("schedule", "zb-h3", "schedule=zb-h2"),
         ("recompute", "selective", None),
     ],
 )

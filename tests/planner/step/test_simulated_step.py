@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 
 from hyperparallel.cluster.presets import preset
+from hyperparallel.mpmd import SCHEDULES
 from hyperparallel.mpmd.bubble import bubble_share
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.job import PlanningJob
@@ -32,6 +33,11 @@ STRATEGIES = [
     Strategy(tp=2, pp=2, dp=2, sp=True, microbatch=2),
     Strategy(pp=4, dp=2, schedule="zb-h1"),
     Strategy(pp=2, dp=4, virtual=2),
+    *(
+        Strategy(pp=4, dp=2, schedule=name, virtual=one.usual_chunks[0])
+        for name, one in SCHEDULES.items()
+        if name not in ("1f1b", "zb-h1")
+    ),
 ]
 
 DEEP = [
@@ -52,21 +58,22 @@ def test_agrees_with_the_closed_form(strategy: Strategy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pp", "virtual", "schedule"), [(2, 1, "1f1b"), (4, 1, "1f1b"), (4, 2, "1f1b"), (4, 1, "gpipe")]
+    ("pp", "virtual", "schedule"),
+    [(2, 1, "1f1b"), (4, 1, "1f1b"), (4, 2, "1f1b"), (4, 1, "gpipe"), (4, 2, "zb-v")],
 )
 def test_bubbles_are_those_of_the_schedule(pp: int, virtual: int, schedule: str) -> None:
     # No head, no update, free messages: only the bubble is left.
     one = tight(layers=8, capacity=80e9)
     fabric = tuple(replace(f, bytes_s=1.9e12, latency_s=0.0) for f in one.cluster.fabric)
     one = replace(one, model=replace(one.model, vocab=0), cluster=replace(one.cluster, fabric=fabric))
-    strategy = Strategy(pp=pp, dp=8 // pp, virtual=virtual, schedule=schedule)  # type: ignore[arg-type]
+    strategy = Strategy(pp=pp, dp=8 // pp, virtual=virtual, schedule=schedule)
     step = simulated_step(one, strategy)
-    spans = [s for s in step.timeline.spans if s.kind in ("forward", "backward")]
+    kinds = ("forward", "backward", "input gradients", "weight gradients")
+    spans = [s for s in step.timeline.spans if s.kind in kinds]
     length = max(s.end for s in spans) - min(s.begin for s in spans)
     busy = sum(s.end - s.begin for s in spans) / pp
-    name = "interleaved" if virtual > 1 else schedule
     count = one.global_batch // strategy.dp
-    assert 1 - busy / length == pytest.approx(bubble_share(name, pp, count, virtual), abs=0.012)
+    assert 1 - busy / length == pytest.approx(bubble_share(schedule, pp, count, virtual), abs=0.012)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "alternate", "full"])

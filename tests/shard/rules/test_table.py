@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hyperparallel.errors import UserError
 from hyperparallel.shard.rules.notation import bind, parse, write
 from hyperparallel.shard.rules.rule import Rule
-from hyperparallel.shard.rules.table import is_random, register_rule, rule_for
+from hyperparallel.shard.rules.table import facts_of, register_rule, rule_for
 from hyperparallel.shard.rules.views import factorise
 from hyperparallel.workload import Op, Ref, Value
 
@@ -172,8 +172,8 @@ def test_a_user_registers_a_rule_in_one_string() -> None:
 
 def test_random_ops_are_known() -> None:
     for name in ("native_dropout.default", "bernoulli.p", "bernoulli_.float", "rand.default"):
-        assert is_random(f"aten.{name}"), name
-    assert not is_random("aten.mul.Tensor")
+        assert facts_of(f"aten.{name}").random, name
+    assert not facts_of("aten.mul.Tensor").random
 
 
 @pytest.mark.alone

@@ -25,12 +25,7 @@ from hyperparallel.mpmd import (
 )
 
 pytestmark = pytest.mark.pure
-NAMES = sorted(SCHEDULES)
-
-
-def made(name: str, stages: int, groups: int) -> Schedule:
-    """A schedule whose sizes suit its name."""
-    return schedule(name, stages, stages * groups, 3 if name == "interleaved" else 1)
+CASES = [(name, v) for name, record in sorted(SCHEDULES.items()) for v in (1, 2, 3) if record.chunks(v)]
 
 
 def words(actions: tuple[Action, ...]) -> str:
@@ -41,28 +36,45 @@ def test_orders_as_printed() -> None:
     """Figure 4 of Narayanan et al. 2021, and figure 3 of Qi et al. 2024, first stages."""
     assert words(schedule("1f1b", 4, 8)[3])[:31] == "F3.0 B3.0 F3.1 B3.1 F3.2 B3.2 F"
     assert words(schedule("gpipe", 2, 2)[0]) == "F0.0 F0.1 B0.1 B0.0"
-    first = schedule("interleaved", 4, 8, 2)[0]
+    first = schedule("1f1b", 4, 8, 2)[0]
     assert words(first[:10]) == "F0.0 F0.1 F0.2 F0.3 F4.0 F4.1 F4.2 F4.3 F0.4 F0.5"
     assert words(first[10:14]) == "F0.6 B4.0 F0.7 B4.1"
     assert words(schedule("zb-h1", 4, 8)[0][:8]) == "F0.0 F0.1 F0.2 F0.3 I0.0 W0.0 F0.4 I0.1"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "virtual"), CASES)
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("groups", [1, 2, 3, 5])
-def test_named_schedules_can_be_run(name: str, stages: int, groups: int) -> None:
-    order = made(name, stages, groups)
+def test_named_schedules_can_be_run(name: str, virtual: int, stages: int, groups: int) -> None:
+    order = schedule(name, stages, stages * groups, virtual)
     check_schedule(order)
     assert len(order) == stages
-    limit = max(most_in_flight(name, stages, stages * groups, len(homes(order)) // stages, r)
-                for r in range(stages))  # fmt: skip
-    check_schedule(order, most=limit)
+    assert homes(order) == SCHEDULES[name].homes(stages, virtual)
+    limits = [most_in_flight(name, stages, stages * groups, virtual, r) for r in range(stages)]
+    check_schedule(order, most=limits)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "interleaved"])
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
 @pytest.mark.parametrize("microbatches", [1, 2, 3, 5])
 def test_few_microbatches_can_be_run(name: str, microbatches: int) -> None:
     check_schedule(schedule(name, 4, microbatches))
+
+
+@pytest.mark.parametrize(("name", "virtual"), CASES)
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("groups", [2, 3, 5])
+def test_records_say_what_their_orders_do(name: str, virtual: int, stages: int, groups: int) -> None:
+    record = SCHEDULES[name]
+    order = schedule(name, stages, stages * groups, virtual)
+    assert record.splits == any(action.kind == "I" for actions in order for action in actions)
+    assert record.last_rank(stages, virtual) == homes(order)[-1]
+    held = in_flight(order, weight=lambda stage: float(stage == 0))[0]
+    assert record.held_first(stages, stages * groups, virtual) == held
+    assert record.serves(stages, stages * groups, virtual) == (groups >= record.least_rounds)
+
+
+def test_names_are_those_of_the_records() -> None:
+    assert all(name == record.name for name, record in SCHEDULES.items())
 
 
 @pytest.mark.parametrize(
@@ -71,18 +83,15 @@ def test_few_microbatches_can_be_run(name: str, microbatches: int) -> None:
         ("1f2b", 2, 2, 1, "write 1f1b instead"),
         ("1f1b", 0, 2, 1, "stages: got 0"),
         ("1f1b", 2, 0, 1, "microbatches: got 0"),
-        ("1f1b", 2, 2, 2, "write schedule: interleaved instead"),
-        ("interleaved", 4, 6, 2, "write 8 instead"),
-        ("interleaved", 4, 1, 2, "write 4 instead"),
+        ("gpipe", 2, 2, 2, "1 for gpipe"),
+        ("zb-v", 2, 4, 1, "2 for zb-v"),
+        ("1f1b", 4, 6, 2, "write 8 instead"),
+        ("1f1b", 4, 1, 2, "write 4 instead"),
     ],
 )
 def test_sizes_that_cannot_be(name: str, stages: int, microbatches: int, virtual: int, said: str) -> None:
     with pytest.raises(PlanError, match=said):
         schedule(name, stages, microbatches, virtual)
-
-
-def test_one_chunk_interleaved_is_1f1b() -> None:
-    assert schedule("interleaved", 3, 5, 1) == schedule("1f1b", 3, 5)
 
 
 def swapped(order: Schedule, rank: int, i: int, j: int) -> Schedule:
@@ -99,7 +108,7 @@ def swapped(order: Schedule, rank: int, i: int, j: int) -> Schedule:
         ((schedule("1f1b", 2, 2)[0], schedule("1f1b", 2, 2)[1][:-1]), "B1.1 0 times"),
         ((*schedule("gpipe", 2, 1), (Action("F", 0, 0),)), "stage 0 on ranks 0 and 2"),
         ((schedule("gpipe", 1, 1)[0] * 2,), "2 times"),
-        ((schedule("gpipe", 1, 1)[0], schedule("zb-h1", 2, 1)[1]), "B0.0"),
+        ((schedule("1f1b", 1, 1)[0] + schedule("zb-h1", 1, 1)[0][1:],), "B0.0"),
         (((Action("F", 1, 0), Action("B", 1, 0)),), "no action of stage 0"),
     ],
 )
@@ -152,11 +161,11 @@ def runs(order: Schedule, choice: tuple[int, ...]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "virtual"), CASES)
 @pytest.mark.parametrize("stages", [2, 3, 4])
-def test_messages_match_in_order_on_every_channel(name: str, stages: int) -> None:
+def test_messages_match_in_order_on_every_channel(name: str, virtual: int, stages: int) -> None:
     """Followed one by one with blocking, ordered receives at the target, nobody is stuck."""
-    order = made(name, stages, 3)
+    order = schedule(name, stages, 3 * stages, virtual)
     entries = lowered(order)
     assert tuple(tuple(e for e in row if isinstance(e, Action)) for row in entries) == order
     sent = {(a, b): [e.message for e in entries[a] if isinstance(e, Send) and e.message.to_rank == b]

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from hyperparallel.graph.passes.peephole.rewrite import same_dtype, same_value_shape
-from hyperparallel.shard.rules.facts import UNKNOWN, OpFacts
+from hyperparallel.shard.rules.rule import UNKNOWN, OpFacts
 from hyperparallel.shard.rules.table import facts_of
 
 _FOREIGN = object()

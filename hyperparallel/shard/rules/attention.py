@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
     Builder,
@@ -21,7 +20,7 @@ from hyperparallel.shard.rules.operands import (
     in_shapes,
     out_shapes,
 )
-from hyperparallel.shard.rules.rule import FactorDims, Rule
+from hyperparallel.shard.rules.rule import FactorDims, OpFacts, Rule
 from hyperparallel.workload.ops import Op, Ref
 
 

@@ -8,7 +8,6 @@ its dtype and device: it may be cut, and the result is whole all the same.
 
 from __future__ import annotations
 
-from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.operands import (
     LETTERS,
     Builder,
@@ -20,7 +19,7 @@ from hyperparallel.shard.rules.operands import (
     uncut,
 )
 from hyperparallel.shard.rules.pointwise import never
-from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.shard.rules.rule import OpFacts, Rule
 from hyperparallel.workload.ops import Op
 
 

@@ -8,7 +8,6 @@ pending sum in which the tensor written to counts once. Local forms: `graph/loca
 
 from __future__ import annotations
 
-from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
     LETTERS,
@@ -22,7 +21,7 @@ from hyperparallel.shard.rules.operands import (
     out_shapes,
     uncut,
 )
-from hyperparallel.shard.rules.rule import FactorDims, Rule
+from hyperparallel.shard.rules.rule import FactorDims, OpFacts, Rule
 from hyperparallel.workload.ops import Op, Ref
 
 _INDEX = tuple(f"i{k}" for k in range(64))

@@ -8,7 +8,6 @@ weights of the targets, by which a mean over the *whole* batch is divided. See
 
 from __future__ import annotations
 
-from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.operands import (
     LETTERS,
     Builder,
@@ -19,7 +18,7 @@ from hyperparallel.shard.rules.operands import (
     empty_of,
     in_shapes,
 )
-from hyperparallel.shard.rules.rule import FactorDims, Rule
+from hyperparallel.shard.rules.rule import FactorDims, OpFacts, Rule
 from hyperparallel.workload.ops import Op, Ref
 
 NONE, MEAN, SUM = 0, 1, 2

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import bind, parse
 from hyperparallel.shard.rules.operands import (
     Builder,
@@ -22,7 +21,7 @@ from hyperparallel.shard.rules.operands import (
     renumber,
     uncut,
 )
-from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.shard.rules.rule import OpFacts, Rule
 from hyperparallel.workload.ops import Op
 
 _PRODUCT = ((0,), (1,))

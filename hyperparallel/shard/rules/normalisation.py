@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape, bind, parse
 from hyperparallel.shard.rules.operands import (
     LETTERS,
@@ -24,7 +23,7 @@ from hyperparallel.shard.rules.operands import (
     present,
     renumber,
 )
-from hyperparallel.shard.rules.rule import FactorDims, Rule
+from hyperparallel.shard.rules.rule import FactorDims, OpFacts, Rule
 from hyperparallel.workload.ops import Op
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
     LETTERS,
@@ -22,7 +21,7 @@ from hyperparallel.shard.rules.operands import (
     in_shapes,
     uncut,
 )
-from hyperparallel.shard.rules.rule import FactorDims, Rule
+from hyperparallel.shard.rules.rule import FactorDims, OpFacts, Rule
 from hyperparallel.workload.ops import Op, Ref
 
 _PRECISION = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}

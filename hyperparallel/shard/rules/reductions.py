@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
     LETTERS,
@@ -21,7 +20,7 @@ from hyperparallel.shard.rules.operands import (
     argument,
     empty_of,
 )
-from hyperparallel.shard.rules.rule import FactorDims, Rule
+from hyperparallel.shard.rules.rule import FactorDims, OpFacts, Rule
 from hyperparallel.workload.ops import Op
 
 _LINEAR: InputGroups = ((0,),)

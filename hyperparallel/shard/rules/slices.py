@@ -6,7 +6,6 @@ become ((part) inner) with `inner` free: fused projections cut in equal thirds s
 
 from __future__ import annotations
 
-from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
     LETTERS,
@@ -19,7 +18,7 @@ from hyperparallel.shard.rules.operands import (
     out_shapes,
     uncut,
 )
-from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.shard.rules.rule import OpFacts, Rule
 from hyperparallel.shard.rules.views import mapped, reordered
 from hyperparallel.workload.ops import Op
 

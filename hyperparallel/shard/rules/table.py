@@ -29,9 +29,8 @@ from hyperparallel.shard.rules import (
     slices,
     views,
 )
-from hyperparallel.shard.rules.facts import UNKNOWN, OpFacts
 from hyperparallel.shard.rules.operands import Builder, InputGroups, line
-from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.shard.rules.rule import UNKNOWN, OpFacts, Rule
 from hyperparallel.workload.ops import Op, Value
 
 _ROOMS = (

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import lru_cache
 from math import gcd, prod
 
-from hyperparallel.shard.rules.facts import OpFacts
 from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
     LETTERS,
@@ -24,7 +23,7 @@ from hyperparallel.shard.rules.operands import (
     line,
     uncut,
 )
-from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.shard.rules.rule import OpFacts, Rule
 from hyperparallel.workload.ops import Op, Ref
 
 _LINEAR = ((0,),)

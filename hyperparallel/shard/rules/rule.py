@@ -8,10 +8,11 @@ two factors, outermost first, which is how views are written; `1` is a dim of si
 A rule is concrete: it is built for one op with known shapes (see `table.py`). It says nothing about
 meshes. `axis_states.py` turns it into choices for one mesh axis, `solve_axis.py` picks among them.
 
-`OpFacts` are what passes and prices ask for by an op's name. A family of rules has a table `FACTS` beside its
-`RULES`; what is not said there is the default, which is right for an op that nobody knows: it costs the memory
-that it touches, and may share it with its operands. Facts that only torch can tell (an op's schema, whether it is pointwise) stay with the pass that asks torch.
-How a kernel is called that can't stand a piece is a local form (`graph/local/fragile.py`).
+`OpFacts` are what passes and prices ask for by an op's name. A family of rules has a table `FACTS` beside
+its `RULES`; what is not said there is the default, which is right for an op that nobody knows: it costs the
+memory that it touches, and may share it with its operands. Facts that only torch can tell (an op's schema,
+whether it is pointwise) stay with the pass that asks torch. How a kernel is called that can't stand a piece
+is a local form (`graph/local/fragile.py`).
 """
 
 from __future__ import annotations

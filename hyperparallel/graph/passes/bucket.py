@@ -23,7 +23,7 @@ from typing import Any
 from torch import fx
 
 from hyperparallel.graph import communication
-from hyperparallel.graph.passes.pairs import is_handed_out, join, origin
+from hyperparallel.graph.passes.pairs import is_handed_out, join_starts, origin
 from hyperparallel.graph.program import RankProgram
 
 SMALL_BYTES = 1 << 18
@@ -61,7 +61,7 @@ def bucket(program: RankProgram) -> RankProgram:
             if len(one.starts) > 1:
                 modules = {start.meta["module"] for start in one.starts}
                 last = max(one.starts, key=order.__getitem__)
-                join(program.graph, one.starts, last, modules.pop() if len(modules) == 1 else "")
+                join_starts(program.graph, one.starts, last, modules.pop() if len(modules) == 1 else "")
     return program
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch import fx
 
 from hyperparallel.graph import communication
-from hyperparallel.graph.passes.pairs import is_fetch, is_handed_out, join
+from hyperparallel.graph.passes.pairs import is_fetch, is_handed_out, join_starts
 from hyperparallel.graph.program import RankProgram
 
 JOINED = (communication.all_gather_start, communication.reduce_scatter_start)
@@ -47,7 +47,7 @@ def _join(graph: fx.Graph, starts: Sequence[fx.Node]) -> None:
         place = first
         for start in starts[1:]:
             _move_chain(start, first)
-    join(graph, starts, place, block_of(first.meta["module"]))
+    join_starts(graph, starts, place, block_of(first.meta["module"]))
 
 
 def block_of(module: str) -> str:

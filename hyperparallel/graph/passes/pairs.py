@@ -91,7 +91,7 @@ def is_handed_out(start: fx.Node) -> bool:
     return True
 
 
-def join(graph: fx.Graph, starts: Sequence[fx.Node], before: fx.Node, module: str) -> fx.Node:
+def join_starts(graph: fx.Graph, starts: Sequence[fx.Node], before: fx.Node, module: str) -> fx.Node:
     """Put one collective of many tensors in the place of several of one; returns its start.
 
     before: where it is put. module: where it is said to be needed.

@@ -52,6 +52,7 @@ CHANGES: dict[str, tuple[Plan, dict[str, Any]]] = {
     "batch": (Plan(MESH), {"batch": ("dp", "tp")}),
     "compute": (Plan(MESH), {"compute": "bfloat16"}),
     "reduce": (Plan(MESH, UP, compute="bfloat16"), {"reduce": "bfloat16"}),
+    "in_flight_bytes": (Plan(MESH, fsdp="dp"), {"in_flight_bytes": 0}),
 }
 """By field: a plan, and another value of the field that must change its program."""
 

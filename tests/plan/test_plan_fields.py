@@ -51,6 +51,7 @@ CHANGES: dict[str, tuple[Plan, dict[str, Any]]] = {
     "zero": (Plan(MESH, fsdp="dp"), {"zero": 2}),
     "batch": (Plan(MESH), {"batch": ("dp", "tp")}),
     "exact": (Plan(MESH), {"exact": True}),
+    "in_flight_bytes": (Plan(MESH, fsdp="dp"), {"in_flight_bytes": 1 << 20}),
     "compute": (Plan(MESH), {"compute": "bfloat16"}),
     "reduce": (Plan(MESH, UP, compute="bfloat16"), {"reduce": "bfloat16"}),
 }

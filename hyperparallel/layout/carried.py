@@ -17,11 +17,11 @@ DEVICE = "device"
 def refuse_tier(layout: Layout, where: str, error: type[UserError] = LayoutError) -> None:
     """Refuse a layout in another memory than the device's; where: the field that it was given for.
 
-    >>> from hyperparallel.layout.mesh import Mesh
+    >>> from hyperparallel.layout import Mesh
     >>> refuse_tier(Mesh((2,), ("tp",))("tp", tier="host"), "params['a.weight']")
     Traceback (most recent call last):
-    hyperparallel.errors.LayoutError: params['a.weight'].tier: got 'host'; allowed: 'device': no other memory
-    is carried yet; write a layout without tier instead
+    hyperparallel.errors.LayoutError: params['a.weight'].tier: got 'host'; allowed: 'device': no other memory is
+    carried yet; write a layout without tier instead
     """
     if layout.tier != DEVICE:
         allowed = f"{DEVICE!r}: no other memory is carried yet"

@@ -20,8 +20,7 @@ def refuse_tier(layout: Layout, where: str, error: type[UserError] = LayoutError
     >>> from hyperparallel.layout import Mesh
     >>> refuse_tier(Mesh((2,), ("tp",))("tp", tier="host"), "params['a.weight']")
     Traceback (most recent call last):
-    hyperparallel.errors.LayoutError: params['a.weight'].tier: got 'host'; allowed: 'device': no other memory is
-    carried yet; write a layout without tier instead
+    hyperparallel.errors.LayoutError: params['a.weight'].tier: got 'host'; allowed: 'device': no other ...
     """
     if layout.tier != DEVICE:
         allowed = f"{DEVICE!r}: no other memory is carried yet"

@@ -191,7 +191,12 @@ def test_accumulation_reduces_once(monkeypatch: pytest.MonkeyPatch) -> None:
             sent.append(x.numel())
             return collectives.all_reduce_start(x, *rest)
 
+        def counted_many(xs: list[Tensor], *rest: Any) -> Any:
+            sent.extend(x.numel() for x in xs)
+            return collectives.all_reduce_many_start(xs, *rest)
+
         monkeypatch.setitem(COLLECTIVES, communication.all_reduce_start, counted)  # type: ignore[arg-type]
+        monkeypatch.setitem(COLLECTIVES, communication.all_reduce_many_start, counted_many)  # type: ignore[arg-type]
         counts = []
         for accumulate in (1, 4):
             step = TrainStep(made(small.NextToken), sgd, Plan(DP2), batch, accumulate=accumulate)

@@ -6,7 +6,6 @@ import re
 from itertools import pairwise
 
 import pytest
-from hyperparallel.planner.explain.reasons import neighbours, reasons
 
 from hyperparallel.cli.planning import read_fixed
 from hyperparallel.errors import PlanError, UserError
@@ -16,6 +15,7 @@ from hyperparallel.planner.explain.page import planning_page
 from hyperparallel.planner.explain.rows import rows, to_json
 from hyperparallel.planner.planning import plan_job
 from hyperparallel.planner.search.fixed import check_fixed
+from hyperparallel.planner.search.reasons import neighbours, reasons
 from hyperparallel.planner.search.space import Limits, pipelines, skeletons
 from hyperparallel.planner.search.table import StrategyTable, predict, prediction, schedule_code
 from hyperparallel.planner.step.account import state_shares

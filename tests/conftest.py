@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from checks.imports import LEFT_OF_TORCH
 
@@ -22,6 +23,10 @@ if os.environ.get("HYPERPARALLEL_TESTS") != "cuda":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before anything has asked for devices; ranks inherit it
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: as many workers as cores compute at once
+
+# Examples are the same in every run, and a busy machine fails none: every test has pytest's timeout anyway.
+settings.register_profile("seeded", derandomize=True, deadline=None)
+settings.load_profile("seeded")
 
 PACKAGE = Path(__file__).resolve().parent.parent / "hyperparallel"
 PURE = {name for row in LEFT_OF_TORCH for name in row}

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.parts import Part, parts
-from benchmarks.gpu.run import Status, run_part, run_parts, table
 from benchmarks.gpu.rows import BLOCK_ROWS, STEP_ROWS
+from benchmarks.gpu.run import Status, run_part, run_parts, table
 from benchmarks.gpu.speed import Found, built, laid_out
 from hyperparallel.runtime.job.launch import launch
 from hyperparallel.runtime.job.session import Session

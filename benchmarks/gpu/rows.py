@@ -1,12 +1,13 @@
 """The programs that are timed on devices: one block, and whole training steps, ours and the peers'.
 
 A row is built on every rank and gives a function that does one step and returns the loss as a tensor. All
-rows of a table have the same weights, batch and optimizer. Rows for several ranks are left out on one.
+rows of a table have the same weights, batch, optimizer and transport: NCCL, or gloo on CPU ranks. Rows for
+several ranks are left out on one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +20,15 @@ from torch.distributed.tensor import Replicate
 import hyperparallel as hp
 from benchmarks.shard import dtensor, megatron, ours
 from benchmarks.shard.block import BlockSize, make_block, make_input
-from benchmarks.shard.llama import make_batch, make_llama
-from benchmarks.shard.training import adamw
+from benchmarks.shard.llama import LlamaSize, make_batch, make_llama
+from benchmarks.shard.training_rows import LEARNING_RATE, ordinary_step
 
 Step = Callable[[], Tensor]
 BLOCK = {"cuda": BlockSize(4, 1024, 2048, 16), "cpu": BlockSize(2, 16, 64, 4)}
-LAYERS = {"cuda": 8, "cpu": 1}
+LLAMA = {"cuda": LlamaSize(8, 1024), "cpu": LlamaSize(1, 64)}
 ROWS_PER_RANK = 4
+PLAIN = "gloo"
+"""The transport of `ours` that is torch's process group, whatever that is made of."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,12 @@ def block_of_dtensors(device: torch.device) -> Step:
 
 def block_ours(device: torch.device, compiled: bool = False) -> Step:
     _, model, x = block_on(device)
-    return block_step(ours.parallel_block(model, x, compiled=compiled), x)
+    return block_step(ours.parallel_block(model, x, compiled=compiled, transport=PLAIN), x)
 
 
 def block_ours_whole(device: torch.device) -> Step:
     _, model, x = block_on(device)
-    whole = ours.WholeStep(model, x)
+    whole = ours.WholeStep(model, x, PLAIN)
     return lambda: whole.gradients_of(x)
 
 
@@ -107,22 +110,8 @@ def batch_on(device: torch.device, own: bool = False) -> dict[str, Tensor]:
     return {name: (x.chunk(n)[dist.get_rank()] if own else x).to(device) for name, x in whole.items()}
 
 
-def ordinary_step(model: nn.Module, batch: Mapping[str, Tensor]) -> Step:
-    """The loop that every PyTorch user writes."""
-    optimizer = adamw(model)
-
-    def step() -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
 def llama_on(device: torch.device) -> nn.Module:
-    return make_llama(LAYERS[device.type]).to(device)
+    return make_llama(LLAMA[device.type]).to(device)
 
 
 def llama_alone(device: torch.device) -> Step:
@@ -172,6 +161,10 @@ def dtensor_tp(device: torch.device) -> Step:
     return ordinary_step(model, batch_on(device))
 
 
+def fused(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(named, lr=LEARNING_RATE, fused=True)
+
+
 def ours_of(axis: str, **more: Any) -> Callable[[torch.device], Step]:
     """A `TrainStep` over all ranks along one axis; tp declares the weights that peers cut likewise."""
 
@@ -182,9 +175,8 @@ def ours_of(axis: str, **more: Any) -> Callable[[torch.device], Step]:
         params |= {"model.embed_tokens.weight": vocabulary, "lm_head.weight": vocabulary}
         plan = hp.Plan(mesh, params if axis == "tp" else {}, fsdp="fsdp" if axis == "fsdp" else None)
         batch = batch_on(device)
-        model = make_llama(LAYERS[device.type])
         step = hp.TrainStep(
-            model, lambda named: torch.optim.AdamW(named, lr=1e-3, fused=True), plan, batch, **more
+            make_llama(LLAMA[device.type]), fused, plan, batch, here=ours.here(mesh, PLAIN), **more
         )
         return lambda: torch.tensor(step.step(batch).loss)
 

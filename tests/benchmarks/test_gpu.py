@@ -12,8 +12,11 @@ import pytest
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.parts import Part, parts
+from benchmarks.gpu.rows import BLOCK_ROWS, STEP_ROWS
 from benchmarks.gpu.run import Status, run_part, run_parts, table
-from benchmarks.gpu.speed import Found, laid_out
+from benchmarks.gpu.speed import Found, built, laid_out
+from hyperparallel.runtime.job.launch import launch
+from hyperparallel.runtime.job.session import Session
 
 pytestmark = pytest.mark.fake
 
@@ -134,6 +137,29 @@ def test_budgets_fit_in_the_minutes_and_commands_exist(num_ranks: int, tmp_path:
     modules = {one.words[one.words.index("-m") + 1] for one in wanted}
     ours = {f"benchmarks.gpu.{name}" for name in ("versions", "predicted", "speed")}
     assert modules == {"pytest", "hyperparallel", *ours}
+
+
+def first_steps(session: Session) -> dict[str, dict[str, Found]]:
+    """The rows of both tables that no compiler is needed for."""
+    tables = {"block": BLOCK_ROWS, "step": STEP_ROWS}
+    return {
+        name: {row.name: built(row, session.device)[0] for row in rows if not row.name.endswith(COMPILED)}
+        for name, rows in tables.items()
+    }
+
+
+COMPILED = ("Inductor", "torch.compile")
+
+
+@pytest.mark.procs
+def test_every_row_runs_and_has_the_losses_of_one_device() -> None:
+    for found in launch(first_steps, 2, threads=1, timeout=200):
+        for which, rows in found.items():
+            for one in rows.values():
+                assert one.failure is None
+                one.seconds = [1.0]
+            table, good = laid_out(which, rows, "here")
+            assert good and {row[4] for row in table.rows} == {""}, table.markdown()
 
 
 def test_a_row_of_ours_that_fails_or_is_wrong_fails_the_table() -> None:

@@ -156,7 +156,7 @@ def new_process_group(ranks: Sequence[int], timeout: timedelta = DEFAULT_TIMEOUT
     rank, store = dist.get_rank(), _get_default_store()
     label = "-".join(map(str, ranks))
     name = f"hyperparallel {label} #{store.add(f'process_group/{label}/{rank}', 1)}"
-    backend = BACKENDS[job_device()]
+    backend = BACKENDS["cuda"] if job_device() == "cuda" else dist.get_backend()  # gloo, or a fake one
     made: dist.ProcessGroup
     made, _ = _new_process_group_helper(
         len(ranks), ranks.index(rank), list(ranks), backend, store, GroupName(name), timeout=timeout

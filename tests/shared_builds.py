@@ -17,10 +17,11 @@ from torch import nn
 
 from hyperparallel.graph.build import Built, build
 from hyperparallel.graph.capture.batch_tree import flatten
+from hyperparallel.layout import Mesh
 from hyperparallel.plan import Plan
 from hyperparallel.runtime.comm.groups import Groups
 from hyperparallel.runtime.job.here import Here
-from hyperparallel.runtime.module import parallel, step
+from hyperparallel.runtime.module import joint, parallel, step
 
 
 @contextmanager
@@ -40,7 +41,11 @@ def shared_builds(num_ranks: int, rehearse: Callable[[Here], Any]) -> Iterator[N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel, "build", shared)
         patch.setattr(step, "build", shared)
-        rehearse(Here(0, num_ranks, torch.device("cpu"), Groups(0, num_ranks)))
+        with pytest.MonkeyPatch.context() as alone:  # no peers yet to agree with
+            alone.setattr(parallel, "agree", lambda *words: None)
+            alone.setattr(joint, "agree", lambda *words: None)
+            mesh = Mesh((num_ranks,), ("ranks",))
+            rehearse(Here(0, mesh, torch.device("cpu"), Groups(0, num_ranks)))
         yield
 
 

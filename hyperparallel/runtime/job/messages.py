@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hyperparallel.runtime.comm.meeting import meet_members
+
 _PACKAGE = str(Path(__file__).parents[2])
 _TORCH = os.path.join("site-packages", "torch")
 
@@ -89,7 +91,7 @@ def _awaited(frame: FrameType) -> str:
     if not frame.f_code.co_filename.startswith(_PACKAGE):
         return ""
     name, held = frame.f_code.co_name, frame.f_locals
-    if name == "meet":
+    if name == meet_members.__name__:
         return f"ranks {', '.join(map(str, held.get('missing', ())))} to {held.get('why', 'meet')}"
     pending: Any = held.get("self")
     group = getattr(pending, "group", None) or getattr(getattr(pending, "transport", None), "group", None)

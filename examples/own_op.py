@@ -51,7 +51,7 @@ def main() -> None:
     # Data is cut over both axes, samples by one and rows by the other, so ranks have different offsets.
     plan = hp.Plan(mesh, inputs={"x": mesh("dp", "sp", None)}, batch=("dp", "sp"))
     batch = {"x": torch.randn(4, 6, 8)}
-    program = hp.derive(Model(), plan, (), batch)
+    program = hp.derive(Model(), plan, batch)
     assert not any(one.kind == "all_gather" for one in program.communications), "nothing is gathered for it"
     certificate = hp.certify(Model(), plan, batch)
     print(certificate)

@@ -87,8 +87,8 @@ class _Order:
         """Append a node, what it needs before it, and the starts that can go behind it."""
         if node in self.placed or node.op != "call_function":
             return
-        for used in node.all_input_nodes:
-            self.place(used)
+        for missing in self._missing(node):
+            self.place(missing)
         if node in self.stores:
             self._make_room(node)
         if node in self.placed:  # it went behind the last of what it needs
@@ -107,6 +107,19 @@ class _Order:
         for start in self.followers.get(node, ()):
             if all(self._is_there(origin(used)) for used in start.all_input_nodes):
                 self.place(start)
+
+    def _missing(self, node: fx.Node) -> list[fx.Node]:
+        """What a node needs and has not got, directly or not, each behind what it needs itself."""
+        found: dict[fx.Node, None] = {}
+        todo = [(used, False) for used in node.all_input_nodes]
+        while todo:
+            used, ready = todo.pop()
+            if ready:
+                found.setdefault(used)
+            elif used.op == "call_function" and used not in self.placed and used not in found:
+                todo.append((used, True))
+                todo.extend((before, False) for before in used.all_input_nodes)
+        return list(found)
 
     def _is_there(self, node: fx.Node) -> bool:
         return node.op == "placeholder" or node in self.placed

@@ -84,10 +84,10 @@ def is_handed_out(start: fx.Node) -> bool:
     todo = list(start.users)
     while todo:
         node = todo.pop()
-        if node.op != "output" and "transfer" not in node.meta:
-            if len(node.all_input_nodes) != 1:
+        if node.op != "output":
+            if len(node.all_input_nodes) != 1 and "transfer" not in node.meta:
                 return False
-            todo.extend(node.users)
+            todo.extend(node.users)  # also of what it is moved on by: the program may compute with that
     return True
 
 

@@ -62,7 +62,7 @@ Op* fresh(Comm* comm, u32 kind, u32 type, u32 how) {
   op->comm = comm;
   op->tag = kind | (type << 8) | (how << 16);
   op->reduces = kind == kAllReduce || kind == kReduceScatter;
-  op->done = false;
+  op->done = op->over = false;
   op->type = type, op->how = how;
   op->waiting_for = op->stranger = -1;
   return op;
@@ -142,7 +142,7 @@ Comm* hp_open(int fd, int n, int me, u32 slots, size_t chunk, u32 pair_slots, si
 Op* hp_all_reduce(Comm* comm, u8* source, u8* into, size_t bytes, u32 type, u32 how) {
   std::lock_guard<std::mutex> guard(mutex);
   Op* op = fresh(comm, kAllReduce, type, how);
-  op->own = source, op->into = into;
+  op->own = source, op->into = into, op->over = source == into;
   add(op->outs, &comm->shared[comm->me], -1, Rows{source, bytes, bytes}, bytes);
   for (int p = 0; p < comm->n; p++) {
     if (p != comm->me) add(op->ins, &comm->shared[p], p, Rows{}, bytes);

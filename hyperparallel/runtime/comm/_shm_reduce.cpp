@@ -59,6 +59,8 @@ void reduce_dense(T* into, const u8* const* parts, int n, size_t count) {
   auto* first = reinterpret_cast<const T*>(parts[0]);
   auto* second = reinterpret_cast<const T*>(parts[1]);
   if (n == 2) {
+    // `into` may be one of the parts, element on element, which keeps no iteration from another.
+#pragma GCC ivdep
     for (size_t i = 0; i < count; i++) into[i] = combine<T>(first[i], second[i], how);
     return;
   }

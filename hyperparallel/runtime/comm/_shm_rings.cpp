@@ -76,6 +76,7 @@ struct Op {
   u64 tag;
   std::vector<Stream> outs, ins;
   bool reduces, done;
+  bool over;  // an all-reduce whose result replaces its operand
   u32 type, how;
   const u8* own;  // this member's part of a reduction, dense
   u8* into;
@@ -217,6 +218,8 @@ void receive_and_reduce(Op* op) {
     }
     size_t at = op->ins[0].done;
     size_t bytes = std::min(op->ins[0].ring->chunk, op->ins[0].total - at);
+    // Where the result replaces the operand, others must have been sent what is overwritten.
+    if (op->over && op->outs[0].done < at + bytes) return;
     parts[comm->me] = op->own + at;
     for (Stream& s : op->ins) if (!(parts[s.peer] = peek(op, s))) return;
     reduce(op->type, op->how, op->into + at, parts, comm->n, bytes);

@@ -1,7 +1,8 @@
 """Collectives on plain local tensors, each split in a start and a wait.
 
 These functions stand as `call_function` targets in the program of one rank. They are functional:
-the input is never written and the result is contiguous, whatever the strides of the input. Sizes
+the input is never written (unless it is given up: `over`) and the result is contiguous, whatever the
+strides of the input. Sizes
 may be uneven or zero. Bytes are moved by the group's transport: a torch process group (`process_group.py`)
 or shared memory (`shm.py`). A group of one rank never communicates and hands its input back.
 
@@ -43,7 +44,7 @@ class InFlightMany(Protocol):
 class Transport(Protocol):
     """Moves the bytes of one group. Arguments are checked, the group has more than one member."""
 
-    def all_reduce(self, x: Tensor, op: str) -> InFlight: ...
+    def all_reduce(self, x: Tensor, op: str, over: bool = False) -> InFlight: ...
 
     def all_gather(self, x: Tensor, dim: int, sizes: Sequence[int]) -> InFlight: ...
 
@@ -70,7 +71,7 @@ class Transport(Protocol):
         self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]], op: str
     ) -> InFlightMany: ...
 
-    def all_reduce_many(self, xs: Sequence[Tensor], op: str) -> InFlightMany: ...
+    def all_reduce_many(self, xs: Sequence[Tensor], op: str, over: bool = False) -> InFlightMany: ...
 
 
 class Ready:
@@ -107,17 +108,18 @@ def wait(pending: InFlight) -> Tensor:
     return pending.wait()
 
 
-def all_reduce_start(x: Tensor, op: str, group: Group) -> InFlight:
+def all_reduce_start(x: Tensor, op: str, group: Group, over: bool = False) -> InFlight:
     """Start reducing `x` over the group, elementwise; every member gets the result, of `x`'s shape.
 
     op: "sum", "max", "min", "prod" or "avg". Booleans take max (any) and min (all) only, integers
-    all but avg. Raises `UserError` for those, `RunError` when this rank is no member.
+    all but avg. Raises `UserError` for those, `RunError` when this rank is no member. over: `x` is not read
+    again, so the result may be written over it.
     """
     if op not in REDUCE_OPS or not x.is_floating_point():
         check_reduction(op, x.dtype)
     if group.size == 1 and group.index == 0:
         return Ready(x)
-    return transport_of(group, "all_reduce").all_reduce(x, op)
+    return transport_of(group, "all_reduce").all_reduce(x, op, over)
 
 
 def all_gather_start(x: Tensor, dim: int, sizes: Sequence[int], group: Group) -> InFlight:
@@ -171,13 +173,18 @@ def reduce_scatter_many_start(
     return transport_of(group, "reduce_scatter").reduce_scatter_many(xs, dims, sizes, op)
 
 
-def all_reduce_many_start(xs: Sequence[Tensor], op: str, group: Group) -> InFlightMany:
-    """Start reducing every x over the group, elementwise; see `all_gather_many_start`."""
+def all_reduce_many_start(
+    xs: Sequence[Tensor], op: str, group: Group, over: bool = False
+) -> InFlightMany:
+    """Start reducing every x over the group, elementwise; see `all_gather_many_start`.
+
+    over: as in `all_reduce_start`.
+    """
     for x in xs:
         check_reduction(op, x.dtype)
     if group.size == 1 and group.index == 0:
         return Several([Ready(x) for x in xs])
-    return transport_of(group, "all_reduce").all_reduce_many(xs, op)
+    return transport_of(group, "all_reduce").all_reduce_many(xs, op, over)
 
 
 def all_to_all_start(

@@ -72,8 +72,10 @@ class CheckedTransport:
 def _checked(which: CollectiveKind | ManyCollective) -> Callable[..., Any]:
     """The method of `CheckedTransport` for a collective; of many tensors each is checked."""
 
+    arity = 1 + len(which.single.arguments)
+
     def method(self: CheckedTransport, *call: Any) -> Any:
-        for one in which.singles(call):
+        for one in which.singles(call[:arity]):  # what follows is this member's own business
             self.check(which.single, *one)
         return getattr(self.transport, which.name)(*call)
 

@@ -105,8 +105,10 @@ class ProcessGroupTransport:
         """Asked of the group each time, so that `Groups.close` can end it."""
         return self.group.handle
 
-    def all_reduce(self, x: Tensor, op: str) -> InFlight:
-        return self._all_reduce_in_place(x.clone(memory_format=torch.contiguous_format), op)
+    def all_reduce(self, x: Tensor, op: str, over: bool = False) -> InFlight:
+        if not over or not x.is_contiguous():
+            x = x.clone(memory_format=torch.contiguous_format)
+        return self._all_reduce_in_place(x, op)
 
     def _all_reduce_in_place(self, x: Tensor, op: str) -> InFlight:
         """Of a contiguous tensor that nobody else has."""
@@ -209,10 +211,10 @@ class ProcessGroupTransport:
         unit = math.prod(s for d, s in enumerate(x.shape) if d != dim) * x.element_size()
         return x.is_cpu and unit * max(sizes) >= DIRECT_BYTES
 
-    def all_reduce_many(self, xs: Sequence[Tensor], op: str) -> InFlightMany:
+    def all_reduce_many(self, xs: Sequence[Tensor], op: str, over: bool = False) -> InFlightMany:
         """One flat message, reduced where it was packed: no more copies than one tensor at a time."""
         if len(xs) == 1:
-            return Several([self.all_reduce(xs[0], op)])
+            return Several([self.all_reduce(xs[0], op, over)])
         shapes = [x.shape for x in xs]
         message = self._all_reduce_in_place(packed_whole(xs), op)
         return Packed(message, lambda flat: unpacked_whole(flat, shapes))

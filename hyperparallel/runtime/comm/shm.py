@@ -91,13 +91,13 @@ class SharedMemoryTransport:
         self._arrays: dict[tuple[int, ...], tuple[Any, int]] = {}
         self._broken = ""
 
-    def all_reduce(self, x: Tensor, op: str) -> InFlight:
+    def all_reduce(self, x: Tensor, op: str, over: bool = False) -> InFlight:
         kind = _REDUCIBLE.get(x.dtype)
         if kind is None or not x.is_cpu or self._broken:
-            return self._fallback("all_reduce").all_reduce(x, op)
+            return self._fallback("all_reduce").all_reduce(x, op, over)
         if not x.is_contiguous():
             x = x.contiguous()
-        out = torch.empty_like(x)
+        out = x if over else torch.empty_like(x)
         handle = self._all_reduce(self.comm, x.data_ptr(), out.data_ptr(), x.nbytes, kind, _OPS[op])
         return DeferredCollective(self, handle, out, x) if handle else Ready(out)
 
@@ -219,10 +219,10 @@ class SharedMemoryTransport:
             return self._fallback("reduce_scatter").reduce_scatter_many(xs, dims, sizes, op)
         return Several([self.reduce_scatter(*one, op) for one in zip(xs, dims, sizes, strict=True)])
 
-    def all_reduce_many(self, xs: Sequence[Tensor], op: str) -> InFlightMany:
+    def all_reduce_many(self, xs: Sequence[Tensor], op: str, over: bool = False) -> InFlightMany:
         if not all(x.is_cpu and x.dtype in _REDUCIBLE for x in xs):
-            return self._fallback("all_reduce").all_reduce_many(xs, op)
-        return Several([self.all_reduce(x, op) for x in xs])
+            return self._fallback("all_reduce").all_reduce_many(xs, op, over)
+        return Several([self.all_reduce(x, op, over) for x in xs])
 
     def trouble(self, handle: int, code: int) -> None:
         """See a wait through that did not simply succeed; raises what went wrong."""

@@ -159,6 +159,8 @@ class _Source:
             method += "_"
         if method:
             return f"{arguments[0]}.{method}({', '.join(arguments[1:])})"
+        if over is not None and target in communication.STARTS:
+            arguments.append("over=True")
         twin = None if over is None else in_place_twin(target)
         if twin is not None:  # an op of the user's own, which is no method of a tensor
             arguments.insert(0, arguments.pop(over or 0))

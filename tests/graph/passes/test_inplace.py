@@ -80,6 +80,36 @@ def _under_way(p: Program, x: fx.Node) -> fx.Node:
     return p(aten.mm.default, b, p(communication.wait, started))
 
 
+def _reduced(p: Program, x: fx.Node) -> fx.Node:
+    """The sum lies where its operand did, and what is computed from it may too."""
+    a = p(aten.mm.default, x, x)
+    total = p(communication.wait, p(communication.all_reduce_start, a, "sum", ("dp",)))
+    return p(aten.mm.default, p(aten.add.Tensor, total, x), x)
+
+
+def _reduced_view(p: Program, x: fx.Node) -> fx.Node:
+    turned = p(aten.t.default, p(aten.mm.default, x, x))
+    return p(communication.wait, p(communication.all_reduce_start, turned, "sum", ("dp",)))
+
+
+def _reduced_and_read_later(p: Program, x: fx.Node) -> fx.Node:
+    a = p(aten.mm.default, x, x)
+    turned = p(aten.t.default, a)
+    started = p(communication.all_reduce_start, a, "sum", ("dp",))
+    return p(aten.mm.default, p(aten.t.default, turned), p(communication.wait, started))
+
+
+def _reduced_input(p: Program, x: fx.Node) -> fx.Node:
+    return p(communication.wait, p(communication.all_reduce_start, p(aten.t.default, x), "sum", ("dp",)))
+
+
+def _reduced_twice(p: Program, x: fx.Node) -> fx.Node:
+    """One memory cannot hold two results."""
+    a = p(aten.mm.default, x, x)
+    both = [a, p(aten.t.default, a)]
+    return p(communication.wait, p(communication.all_reduce_many_start, both, "sum", ("dp",)))
+
+
 def _repeated(p: Program, x: fx.Node) -> fx.Node:
     a = p(aten.expand.default, p(aten.mm.default, x, x), [4, 4])
     return p(aten.mm.default, p(aten.add.Tensor, a, x), x)
@@ -93,6 +123,11 @@ CASES: dict[str, tuple[Callable[[Program, fx.Node], fx.Node], int]] = {
     "a result whose view is read later": (_view_read_later, 0),
     "a result read through a view by the same op": (_own_transpose, 0),
     "an operand of a started collective": (_under_way, 0),
+    "an operand whose sum replaces it": (_reduced, 2),
+    "a view whose sum replaces it": (_reduced_view, 1),
+    "an operand that is read beside its sum": (_reduced_and_read_later, 0),
+    "an input that is summed": (_reduced_input, 0),
+    "two views of one memory that are summed": (_reduced_twice, 0),
     "elements that lie on one another": (_repeated, 0),
 }
 

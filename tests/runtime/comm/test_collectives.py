@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,8 +80,11 @@ def reductions(group: Group, dtype: torch.dtype) -> None:
     for op in ops_of(dtype):
         for shape in ((), (0,), (7,), (3, 5)):
             parts = [sample(dtype, shape, r) for r in range(n)]
-            got = wait(collectives.all_reduce_start(parts[me], op, group))
-            expect(got, reduced([array(p) for p in parts], op), dtype, (op, shape))
+            for over in (False, True):
+                given = parts[me].clone()
+                got = wait(collectives.all_reduce_start(given, op, group, over))
+                expect(got, reduced([array(p) for p in parts], op), dtype, (op, shape, over))
+                assert over or torch.equal(given, parts[me])
         for sizes in SIZES[n]:
             for dim in (0, 1):
                 shape = (sum(sizes), 2) if dim == 0 else (2, sum(sizes), 3)
@@ -214,6 +218,29 @@ def outstanding(rank: int, transport: str) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_many_at_once_in_any_order_of_waits(transport: str) -> None:
     run_ranks(3, outstanding, transport)
+
+
+def reduced_where_they_lie(rank: int, transport: str, slow: int) -> None:
+    """Longer than the rings, while one rank is late: no part is overwritten before all have read it."""
+    group = groups_over(transport).world
+    whole = [torch.arange(1_000_000.0) * (r + 1) for r in range(group.size)]
+    for i in range(3):
+        xs = [whole[rank] + i, whole[rank][:5] + i]
+        if rank == slow:
+            time.sleep(0.05)
+        under_way = collectives.all_reduce_many_start(xs, "sum", group, over=True)
+        alone = collectives.all_reduce_start(mine := whole[rank] - i, "avg", group, over=True)
+        assert torch.equal(wait(alone), sum(whole) / group.size - i)
+        for got, size in zip(under_way.wait(), (1_000_000, 5), strict=True):
+            assert torch.equal(got, (sum(whole) + group.size * i)[:size])
+        assert wait(alone).data_ptr() == mine.data_ptr()
+
+
+@pytest.mark.procs
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_result_replaces_an_operand_that_is_given_up(transport: str) -> None:
+    for slow in range(2):
+        run_ranks(2, reduced_where_they_lie, transport, slow)
 
 
 def noise(rank: int, dtype: torch.dtype) -> Tensor:

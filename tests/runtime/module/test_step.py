@@ -187,13 +187,13 @@ def test_accumulation_reduces_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def check() -> tuple[list[int], int]:
         sent: list[int] = []
 
-        def counted(x: Tensor, *rest: Any) -> Any:
+        def counted(x: Tensor, *rest: Any, **how: Any) -> Any:
             sent.append(x.numel())
-            return collectives.all_reduce_start(x, *rest)
+            return collectives.all_reduce_start(x, *rest, **how)
 
-        def counted_many(xs: list[Tensor], *rest: Any) -> Any:
+        def counted_many(xs: list[Tensor], *rest: Any, **how: Any) -> Any:
             sent.extend(x.numel() for x in xs)
-            return collectives.all_reduce_many_start(xs, *rest)
+            return collectives.all_reduce_many_start(xs, *rest, **how)
 
         monkeypatch.setitem(COLLECTIVES, communication.all_reduce_start, counted)  # type: ignore[arg-type]
         monkeypatch.setitem(COLLECTIVES, communication.all_reduce_many_start, counted_many)  # type: ignore[arg-type]

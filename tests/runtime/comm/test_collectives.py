@@ -233,7 +233,8 @@ def reduced_where_they_lie(rank: int, transport: str, slow: int) -> None:
         assert torch.equal(wait(alone), sum(whole) / group.size - i)
         for got, size in zip(under_way.wait(), (1_000_000, 5), strict=True):
             assert torch.equal(got, (sum(whole) + group.size * i)[:size])
-        assert wait(alone).data_ptr() == mine.data_ptr()
+        if transport in ("auto", "rings"):
+            assert wait(alone).data_ptr() == mine.data_ptr()
 
 
 @pytest.mark.procs

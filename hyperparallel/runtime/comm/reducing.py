@@ -43,7 +43,13 @@ def reducible(flat: Tensor, op: str, group: Group) -> tuple[Tensor, Finish | Non
     return flat, None
 
 
-_STEPS = {"sum": torch.add, "avg": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum}
+_STEPS: Mapping[str, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "prod": torch.mul,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
 
 
 def reduce_into(pieces: Sequence[Tensor], op: str, into: Tensor) -> Tensor:

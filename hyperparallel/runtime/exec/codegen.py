@@ -192,11 +192,13 @@ def compile_nodes(
     name: str = "program",
     clock: WaitClock | None = None,
     mark: Callable[[], None] | None = None,
+    takes_over: bool = False,
 ) -> Callable[..., tuple[Any, ...]]:
     """A function of `inputs` that runs `nodes` in order and returns `outputs`.
 
     `nodes` must be in dependency order and depend only on `inputs` and one another. `clock` counts the
-    time spent waiting. `mark` is called first and behind every node, to trace a run.
+    time spent waiting. `mark` is called first and behind every node, to trace a run. takes_over: the function
+    takes one list instead, which it empties, so that each input is freed after its last use.
     """
     source, results = _Source(bind, clock or WaitClock()), list(outputs)
     for i, node in enumerate(inputs):
@@ -206,7 +208,7 @@ def compile_nodes(
         for used in node.all_input_nodes:
             last_use[used] = i
         last_use.setdefault(node, i)
-    kept = {*results, *inputs}
+    kept = {*results} if takes_over else {*results, *inputs}
     over = reusable(nodes, inputs, results)
     marker = f" {source.constant(mark)}()" if mark else ""
     body: list[str] = [marker] if marker else []
@@ -218,7 +220,10 @@ def compile_nodes(
             body.append(" del " + ", ".join(dict.fromkeys(source.names[n] for n in dead)))
         if marker:
             body.append(marker)
-    header = f"def {name}({', '.join(source.names[n] for n in inputs)}):"
+    taken = "".join(f"{source.names[n]}, " for n in inputs)
+    header = f"def {name}({taken}):"
+    if takes_over:  # a caller's list or frame would keep its values alive
+        header = f"def {name}(taken):\n ({taken}) = taken\n taken.clear()"
     returned = "".join(f"{source.names[n]}, " for n in results)
     text = "\n".join((header, *body, f" return ({returned})"))
     filename = f"<hyperparallel {name} {next(_serial)}>"

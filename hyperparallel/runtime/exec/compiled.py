@@ -47,10 +47,14 @@ class Compiled:
         stage: Stage = getattr(self.stages, name)
         arguments = [values[n.name] for n in stage.inputs]
         with torch.no_grad(), below_autograd():
-            return self.function(name)(*arguments)
+            return self.function(name)(arguments) if name == "backward" else self.function(name)(*arguments)
 
     def function(self, name: str) -> Callable[..., tuple[Any, ...]]:
-        """The compiled function of a stage; its arguments are the stage's inputs in order."""
+        """The compiled function of a stage; its arguments are the stage's inputs in order.
+
+        The backward takes them in one list, and empties that: what the forward saved is freed as it is used,
+        not when the backward ends.
+        """
         if name not in self._functions:
             self._functions[name] = self._compiled(name)
         return self._functions[name]
@@ -64,7 +68,9 @@ class Compiled:
 
     def _compiled(self, name: str, mark: Callable[[], None] | None = None) -> Callable[..., tuple[Any, ...]]:
         stage: Stage = getattr(self.stages, name)
-        return compile_nodes(self.nodes(name), stage.inputs, stage.outputs, self.bind, name, self.clock, mark)
+        ends = stage.inputs, stage.outputs
+        takes_over = name == "backward"
+        return compile_nodes(self.nodes(name), *ends, self.bind, name, self.clock, mark, takes_over)
 
     @contextmanager
     def marked(self, name: str, mark: Callable[[], None]) -> Iterator[None]:

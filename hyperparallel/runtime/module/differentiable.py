@@ -177,11 +177,11 @@ class _Step(torch.autograd.Function):
             raise RunError("backward through a parallelized model twice: its saved values were freed")
         if ctx.versions != [x._version for x in ctx.read]:
             raise RunError("a parameter was changed in place between forward and backward")
-        arguments = step.backward_arguments([*ctx.saved, *step.tangents(grads)])
+        arguments = list(step.backward_arguments([*ctx.saved, *step.tangents(grads)]))
         function = step.compiled.function("backward")
-        ctx.saved = ctx.read = None
+        ctx.saved = ctx.read = None  # the list alone holds what the forward saved
         with below_autograd():
-            results = function(*arguments)
+            results = function(arguments)
         pieces = [None if i is None else results[i] for i in step.param_grads]
         handed = hand_over(ctx.params, pieces, ctx.next_functions)
         return None, None, None, *handed, *(None if i is None else results[i] for i in step.leaf_grads)

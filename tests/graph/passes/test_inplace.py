@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -185,3 +186,25 @@ def test_random_programs_keep_their_results(seed: int) -> None:
 def test_random_programs_do_write_over_operands() -> None:
     found = [reusable(p.nodes, p.inputs, r) for p, r in map(_random_program, range(40))]
     assert sum(map(len, found)) > 100
+
+
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_what_a_program_takes_over_is_freed_after_its_last_use(takes_over: bool) -> None:
+    program = Program(3)
+    x, y, z = program.inputs
+    first = program(aten.mm.default, x, y)
+    result = program(aten.mm.default, program(aten.neg.default, first), z)
+    given = [torch.eye(4) for _ in range(3)]
+    watched, alive = [weakref.ref(t) for t in given], []
+    function = compile_nodes(
+        program.nodes, program.inputs, [result], lambda axes: None,
+        mark=lambda: alive.append([w() is not None for w in watched]), takes_over=takes_over,
+    )  # fmt: skip
+    if takes_over:
+        (got,) = function(given)
+        assert not given
+        assert alive == [[True] * 3, [False, False, True], [False, False, True], [False] * 3]
+    else:
+        (got,) = function(*given)
+        assert all(map(all, alive))
+    assert torch.equal(got, -torch.eye(4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -264,3 +265,27 @@ def test_a_hugging_face_loop_with_dropout_and_evaluation() -> None:
     true = losses(make())
     for found in on_ranks(4, check):
         assert found == pytest.approx(true, rel=1e-6)
+
+
+def test_a_backward_frees_what_was_saved_as_it_goes() -> None:
+    """Else gradients would come on top of all activations, instead of in their place."""
+
+    def check() -> None:
+        torch.manual_seed(0)
+        deep = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(16, 16), nn.Tanh())]).double()
+        model = parallelize(deep, Plan(DP2), numbers(4, 16))
+        alive: list[int] = []
+        loss = model(numbers(4, 16)).sum()
+        node = loss.grad_fn
+        while not hasattr(node, "saved"):
+            node = node.next_functions[0][0]
+        watched = [weakref.ref(x) for x in node.saved if not isinstance(x, nn.Parameter)]
+        parameters = {p._local_tensor.data_ptr() for p in model.parameters()}
+        watched = [w for w in watched if w().data_ptr() not in parameters]
+        compiled = node.step.compiled
+        with compiled.marked("backward", lambda: alive.append(sum(w() is not None for w in watched))):
+            loss.backward()
+        assert alive[0] == len(watched) >= 8
+        assert alive[len(alive) // 2] <= 0.7 * len(watched) and alive[-1] <= 1
+
+    on_ranks(2, check)

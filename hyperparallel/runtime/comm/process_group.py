@@ -6,7 +6,7 @@ strided tensors as if they were dense, and refuses uneven gathers and most integ
 are made contiguous, gathers and exchanges are done on bytes, and uneven gathers are sends and
 receives.
 
-[Note: direct messages] Large gathers and scattered sums on CPU are sends and receives between every two
+[Note: direct messages] Large gathers and scattered sums on CPU are messages between every two
 members, straight between the tensors that hold the pieces: as many bytes as gloo's rings carry, for a half
 to two thirds of the CPU time (2 and 4 ranks, 2 to 16 MB, torch 2.13), and tensors need not be packed into
 one message first. NCCL has its own rings, which are better than ours.
@@ -319,11 +319,24 @@ class ProcessGroupTransport:
         work = self.handle.broadcast([out.view(-1).view(torch.uint8)], options)
         return Works("broadcast", self.group, [work], out, None)
 
+    def _exchange_of_two(self, sends: dict[int, Tensor], recvs: dict[int, Tensor]) -> Any:
+        """One exchange with the other member; it takes part though it only sends, or only receives."""
+        peer = 1 - self.group.index
+        nothing = torch.empty(0, dtype=torch.uint8)
+        sent, received = sends.get(peer, nothing), recvs.get(peer, nothing)
+        out_sizes, in_sizes = [0, 0], [0, 0]
+        out_sizes[peer], in_sizes[peer] = received.numel(), sent.numel()
+        return self.handle.alltoall_base(received, sent, out_sizes, in_sizes)
+
     def _exchange(self, sends: dict[int, Tensor], recvs: dict[int, Tensor]) -> list[Any]:
         """Point-to-point messages by member; empty ones are skipped on both sides."""
         recvs = {peer: b for peer, b in recvs.items() if b.numel()}
         sends = {peer: b for peer, b in sends.items() if b.numel()}
         device = next((b.device for b in (*recvs.values(), *sends.values()) if b.is_cuda), None)
+        if device is None and self.group.size == 2 and (sends or recvs):
+            # One exchange is posted by gloo's own thread, which this one then need not share its locks with:
+            # a third less CPU time than a send and a receive for 512 KB, the same for 28 MB (torch 2.13).
+            return [self._exchange_of_two(sends, recvs)]
         if device is not None:
             # NCCL runs the messages of a pair one by one: two members that receive first would wait for
             # each other for ever, unless all messages start as one (private names, checked on torch 2.13).

@@ -119,7 +119,7 @@ def _collectives(rows: list[CommunicationRow], mesh: Mesh | None) -> str:
             f'<td class="number">{row.count}</td>'
             f'<td class="number">{bytes_words(row.step_bytes)} <span class="faint">{row.dtype}</span>'
             f'<div class="bar" style="width:{100 * row.step_bytes / most:.0f}%"></div></td>'
-            f'<td class="name">{escape(where)}</td><td>{escape(row.reason)}</td></tr>'
+            f'<td class="name">{escape(where)}</td><td class="why">{escape(row.reason)}</td></tr>'
         )
     return "\n".join(text)
 

@@ -1,6 +1,6 @@
 """What one op costs on one rank: the roofline seconds of its share, and what its local form exchanges.
 
-Products count two operations per point of their iteration space, attention four (`OpFacts.flops`); everything
+Products count two operations per point of their iteration space, fused attention four (`OpFacts.flops`); all
 else is memory traffic of the pieces it reads and writes. Views are free. Kernel efficiency, launch cost and
 caches are not modelled.
 """
@@ -97,14 +97,15 @@ def op_seconds(
             touched += held_bytes(num_bytes[value], place, n)
     flops = 0.0
     if facts.flops:
-        flops = facts.flops * math.prod(math.ceil(s / taken.get(f, 1)) for f, s in rule.sizes.items())
+        loops = ((f, size) for f, size in rule.sizes.items() if f not in facts.not_looped)
+        flops = facts.flops * math.prod(math.ceil(size / taken.get(f, 1)) for f, size in loops)
         flops /= n if choice.factor is not None else 1
     seconds = rates.compute_seconds(flops, touched)
     if choice.inside_fraction:
         first = next(value for value in op.outputs if value)
         received = choice.inside_fraction * num_bytes[first]
-        exchange = rates.collective_seconds(axis, received)
-        if facts.scored:  # four such in a loss, of which one pays the latency
-            exchange -= 0.75 * rates.latency_seconds
-        seconds += facts.exchanges * exchange
+        # Its bytes are those of all exchanges together; each further one pays only its latency again.
+        seconds += rates.collective_seconds(axis, received) + (facts.exchanges - 1) * rates.latency_seconds
+        if facts.scored:  # four exchanges in a loss, of which one pays the latency
+            seconds -= 0.75 * facts.exchanges * rates.latency_seconds
     return seconds

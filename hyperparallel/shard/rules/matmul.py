@@ -109,12 +109,18 @@ RULES: dict[str, Builder] = {
 }
 
 _PLAIN = OpFacts(flops=2.0, orderless=True, fresh=True, group="matmul")
+# The kernel is laid on every place of the result; which places of the input it meets there follows.
+_CONVOLUTION = OpFacts(flops=2.0, not_looped=("x0", "x1", "x2"), group="matmul")
 _VECTOR = OpFacts(fresh=True, group="matmul")
 FACTS: dict[str, OpFacts] = {
     **dict.fromkeys(("aten.mm", "aten.bmm"), _PLAIN),
     **dict.fromkeys(("aten.addmm", "aten.baddbmm"), replace(_PLAIN, in_place=(0,))),
     **dict.fromkeys(("aten.mv", "aten.addmv"), _VECTOR),
     "aten.dot": OpFacts(group="matmul"),
-    **dict.fromkeys(("aten.convolution", "aten.convolution_backward"), OpFacts(flops=2.0, group="matmul")),
+    "aten.linear": OpFacts(flops=2.0, group="matmul"),
+    # Each row of t goes through the one expert that it is grouped under, not through all.
+    "aten._grouped_mm": OpFacts(flops=2.0, not_looped=("e",), group="matmul"),
+    "aten.convolution": _CONVOLUTION,
+    "aten.convolution_backward": replace(_CONVOLUTION, flops=4.0),  # the gradients of input and weight
 }
 """Products with a vector are bound by memory, so that their operations are not counted."""

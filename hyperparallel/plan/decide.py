@@ -149,8 +149,7 @@ class _Settling:
 
     def __post_init__(self) -> None:
         work = self.workload
-        known = {**work.params, **{a: work.params[c] for a, c in work.param_aliases.items()}}
-        declared = match(self.plan.params, known, "params")
+        declared = match(self.plan.params, work.names_of_params(), "params")
         self.declared = {work.param_aliases.get(name, name): hit for name, hit in declared.items()}
         self.inputs = match(self.plan.inputs, work.inputs, "inputs", lenient=self.later)
         for table, names in ((self.declared, work.params), (self.inputs, work.inputs)):

@@ -42,7 +42,8 @@ class Plan:
     zero: 3 gathers a parameter for the forward and again for the backward; 2 keeps it gathered for the
         backward; 1 also keeps gradients whole while `TrainStep` accumulates them. Without anything that is
         kept cut over a batch axis only 3 is taken.
-    batch: the batch axes; left out, the axes called dp, fsdp, data, batch or replica, and `fsdp`.
+    batch: the batch axes, in any order; left out, `fsdp` and the axes called dp, ddp, fsdp, data, batch or
+        replica, with a number behind or not.
     compute: "bfloat16" runs the model as `torch.autocast` does: products and what follows them in 16
         bits, norms, softmax and loss in float32, parameters and their gradients in their own dtype. None:
         in the dtypes that the model and the batch have.
@@ -114,6 +115,8 @@ class Plan:
                 raise PlanError(what, axis, f"one of {axes}", nearest(str(axis), names))
         if self.batch is not None and len(set(self.batch)) != len(self.batch):
             raise PlanError("batch", self.batch, "each axis once")
+        if self.batch is not None:  # a set of axes: written in any order it is the same plan
+            object.__setattr__(self, "batch", tuple(axis for axis in names if axis in self.batch))
         if self.fsdp is not None and self.fsdp not in self.batch_axes:
             allowed = f"one of the batch axes {self.batch}, which parameters can be kept cut over"
             raise PlanError("fsdp", self.fsdp, allowed, f"batch={(*self.batch_axes, self.fsdp)}")

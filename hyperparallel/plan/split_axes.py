@@ -20,16 +20,17 @@ def refine(plan: Plan, workload: Workload, rules: Mapping[str, Rule]) -> Plan:
     """Split axes that are larger than a head count they share a factor with: tp=4 and 2 heads -> 2 x 2."""
     if any(op.layouts for op in workload.ops):
         return plan  # the user's own per-rank code calls axes by their names
-    mesh, merged = plan.mesh, _merged(workload, rules)
+    mesh, merged, known = plan.mesh, _merged(workload, rules), workload.names_of_params()
     for axis in mesh.names:
         n = mesh.axis_size(axis)
         if axis in plan.batch_axes or n < 4:
             continue
         shared = {math.gcd(outer, n) for outer, total in merged if total % n == 0} - {1, n}
+        # Cut in 2 and those in 2 is cut in 4 only where pieces are even: a declared cut keeps its meaning.
         even = all(
             size % n == 0
-            for name, (_, layout) in match(plan.params, workload.params, "params").items()
-            for size, axes in zip(workload.values[workload.params[name]].shape, layout.dims, strict=False)
+            for name, (_, layout) in match(plan.params, known, "params").items()
+            for size, axes in zip(workload.values[known[name]].shape, layout.dims, strict=False)
             if axis in axes
         )
         if shared and even:
@@ -42,7 +43,7 @@ def _merged(workload: Workload, rules: Mapping[str, Rule]) -> set[tuple[int, int
     """(size of the outermost factor, size of all) of every dim that some op sees as a product.
 
     Products of the batch's rows and positions are left out: no axis but a batch axis is there to cut rows,
-    and positions are cut inside their product as they are (`placements.inner_periods`).
+    and positions are cut inside their product as they are (`axis_states.inner_periods`).
     """
     found: set[tuple[int, int]] = set()
     places: dict[str, tuple[bool, ...]] = {}

@@ -120,12 +120,20 @@ class _AxisProgram:
         for column, cost in zip(columns, seconds, strict=True):
             self.program.costs[column] += cost
 
-    def _users(self, value: str) -> frozenset[tuple[str, str]] | None:
-        """The places in one repeated block that use a value; None where others use it too."""
-        blocks = [op.block for op in self.workload.consumers[value]]
-        places = {(block[0], block[2]) for block in blocks if block}
-        indexes = {block[1] if block else None for block in blocks}
-        return frozenset(places) if len(indexes) == 1 and None not in indexes else None
+    def _users(self, value: str) -> frozenset[tuple[str, str, int]] | None:
+        """The operands in one repeated block that a value is; None where others use it too."""
+        users = self.workload.consumers[value]
+        indexes = {op.block[1] if op.block else None for op in users}
+        if len(indexes) != 1 or None in indexes:
+            return None
+        # With the operand's position: the two factors of a product of parameters want different cuts.
+        return frozenset(
+            (op.block[0], op.block[2], i)
+            for op in users
+            if op.block
+            for i, operand in enumerate(op.inputs)
+            if operand == value
+        )
 
     def _update_seconds(self, value: str, place: AxisState) -> float:
         touched = self.task.update_bytes.get(value, 0.0) / self.done.values[value] / self.task.micro_batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
@@ -119,3 +120,19 @@ def test_two_matmuls_become_column_then_row() -> None:
     decision = solve_axis(work, rules, task, Progress(), RATES)
     assert decision.sources["w2"] == Cut(0, 128)
     assert str(decision.ops["y"].outputs[0]) == "pending sum"
+
+
+def test_parameters_of_one_op_choose_apart_in_a_block_too() -> None:
+    """A product of two parameters: a is cut by columns, b by rows, whether or not the op is of a block."""
+    shapes = {"a": (64, 64), "b": (64, 64), "y": (64, 64)}
+    free = (WHOLE, Cut(0, 64), Cut(1, 64))
+    update = {"a": 1e9, "b": 1e9}
+    task = AxisTask("tp", 4, {"a": free, "b": free}, {"y": (WHOLE,)}, update_bytes=update)
+    found = []
+    for block in (None, ("layer", 0, "y")):
+        one = dataclasses.replace(op("y", "aten.mm.default", "a", "b"), block=block)
+        work = program([one], shapes, ["y"])
+        rules = {"y": rule_for(one, work.values)}
+        found.append(solve_axis(work, rules, task, Progress(), RATES))
+    assert found[1].seconds == found[0].seconds
+    assert dict(found[1].sources) == {"a": Cut(1, 64), "b": Cut(0, 64)}

@@ -109,7 +109,7 @@ def _do(step: Step, held: HeldPieces, shape: tuple[int, ...]) -> HeldPieces:
     if isinstance(step, Slice):
         return {rank: held[rank][_inside(step, shape, rank)] for rank in step.src.mesh.ranks}
     if isinstance(step, Permute | SendRecv):
-        return _exchange(step.dst, step.pieces(shape), held, shape)
+        return _exchange(step.dst, step.blocks(shape), held, shape)
     if isinstance(step, Move):
         return held
     done: HeldPieces = {}
@@ -166,12 +166,12 @@ def _inside(step: Step, shape: tuple[int, ...], rank: int) -> tuple[slice, ...]:
 
 
 def _exchange(
-    dst: Layout, pieces: Sequence[MovedBlock], held: HeldPieces, shape: tuple[int, ...]
+    dst: Layout, blocks: Sequence[MovedBlock], held: HeldPieces, shape: tuple[int, ...]
 ) -> HeldPieces:
     dtype = next(iter(held.values())).dtype
     done = {rank: np.full(dst.local_shape(shape, rank), -77, dtype) for rank in dst.mesh.ranks}
-    for piece in pieces:
-        done[piece.dst_rank][piece.dst_slices] = held[piece.src_rank][piece.src_slices]
+    for block in blocks:
+        done[block.dst_rank][block.dst_slices] = held[block.src_rank][block.src_slices]
     return done
 
 

@@ -19,6 +19,9 @@ int."""
 Dims = tuple[tuple[str, ...], ...]
 """Per tensor dim the axes that cut it, outermost first."""
 
+DEVICE = "device"
+"""The memory that programs compute in; every other tier is one that pieces are kept in."""
+
 Partial = tuple[tuple[str, str], ...]
 """(axis, operation) pairs in mesh order."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from hyperparallel.errors import LayoutError
+from hyperparallel.layout.entries import DEVICE
 from hyperparallel.layout.exchange import most_received, most_sent
 from hyperparallel.layout.layout import Layout, _intern, make_layout
 from hyperparallel.layout.routes import (
@@ -84,8 +84,8 @@ def find_steps(
     check_shape(dst.dims, shape)
     if src == dst:
         return ()
-    if src.tier != dst.tier:
-        return _change_tier(src, dst, shape, itemsize, costs)
+    if (src.tier, dst.tier) != (DEVICE, DEVICE):
+        return _by_way_of_device(src, dst, shape, itemsize, costs)
     if src.mesh == dst.mesh:
         return _on_one_mesh(src, dst, shape, itemsize, costs)
     return _across(src, dst, shape, itemsize, costs)
@@ -94,19 +94,16 @@ def find_steps(
 _cached = lru_cache(maxsize=65536)(find_steps)
 
 
-def _change_tier(
+def _by_way_of_device(
     src: Layout, dst: Layout, shape: tuple[int, ...], itemsize: int, costs: Costs | None
 ) -> tuple[Step, ...]:
-    """Collectives run on the device: fetch before them, store after them."""
-    if "device" not in (src.tier, dst.tier) and (src.dims, src.mesh) != (dst.dims, dst.mesh):
-        allowed = f"a layout on the device, or only the tier changed from {src.tier!r}"
-        raise LayoutError("tier", dst.tier, allowed, "two steps, by way of tier 'device'")
-    first = dst.tier == "device"
-    if first:
-        there = src.replace(tier=dst.tier)
-        return (Move((), src, there), *find_steps(there, dst, shape, itemsize, costs))
-    there = dst.replace(tier=src.tier)
-    return (*find_steps(src, there, shape, itemsize, costs), Move((), there, dst))
+    """Collectives run on the device: what lies elsewhere is fetched before them and stored after them."""
+    if src.replace(tier=dst.tier) == dst:
+        return (Move((), src, dst),)
+    first, last = src.replace(tier=DEVICE), dst.replace(tier=DEVICE)
+    fetch = (Move((), src, first),) if src != first else ()
+    store = (Move((), last, dst),) if last != dst else ()
+    return (*fetch, *find_steps(first, last, shape, itemsize, costs), *store)
 
 
 def _on_one_mesh(
@@ -196,9 +193,9 @@ def _load(steps: Sequence[Step], shape: tuple[int, ...]) -> tuple[int, int, int]
     busiest = crossing = 0
     for step in steps:
         if isinstance(step, SendRecv):
-            found = step.pieces(shape)
-            busiest += max(most_received(found), most_sent(found))
-            crossing += sum(p.num_elements for p in found if p.src_rank != p.dst_rank)
+            blocks = step.blocks(shape)
+            busiest += max(most_received(blocks), most_sent(blocks))
+            crossing += sum(b.num_elements for b in blocks if b.src_rank != b.dst_rank)
         else:
             busiest += step.num_elements(shape)
     return busiest, crossing, len(steps)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hyperparallel.layout import Layout, Mesh
-from hyperparallel.layout.carried import DEVICE
+from hyperparallel.layout.entries import DEVICE
 from hyperparallel.shard.rules.rule import FactorDims
 
 Factor = tuple[int, tuple[str, ...]]

@@ -124,10 +124,10 @@ class _Machine:
                     del self.running[rank]
                     self.queue.append(rank)
             self._fill()
-        stuck = next((rank for rank in self.asleep), None)
-        if stuck is not None:
+        if self.asleep:
+            stuck = min(self.asleep)
             name = self.programs[stuck][len(self.done[stuck])].name
-            given = f"{name} on rank {stuck}, which waits for ever"
+            given = f"a deadlock: {name} on rank {stuck} waits for what is never started"
             raise PlanError("programs", given, "starts and waits in an order that all ranks can follow")
 
     def _ended(self, rank: int) -> None:

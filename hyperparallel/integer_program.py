@@ -1,8 +1,9 @@
 """A small integer-program builder over HiGHS.
 
 Columns are added with a cost and an optional integrality; rows are sparse equalities or inequalities.
-Solved by HiGHS (Huangfu and Hall 2018), single-threaded and seeded, so that every rank that solves the
-same program gets the same answer.
+Solved by HiGHS (Huangfu and Hall 2018) in one thread and with its fixed seed, so that every rank that solves
+the same program to its end gets the same answer. One that stops at its time limit may not: what ranks decided
+is compared before a program runs.
 """
 
 from __future__ import annotations

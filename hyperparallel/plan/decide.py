@@ -1,7 +1,7 @@
 """Derive everything that a plan leaves open: how each op runs and how each tensor lies on the mesh.
 
 Axis by axis, outermost first: settle what the plan fixes (batch axes cut the inputs, declared layouts
-fix parameters), let `shard.solve` choose the rest at the least cost, and collect the choices as `Cuts`
+fix parameters), let `solve_axis` choose the rest at the least cost, and collect the choices as `Cuts`
 per op and `Spec`s per source. An axis larger than the number of heads that must not be torn is first
 split in two (`refine`), so that grouped key/value heads are cut by the outer part and replicated over
 the inner.
@@ -333,7 +333,7 @@ class _Settling:
         elif used.axes:
             why = f"derived: cut by {', '.join(used.axes)} costs least with what its neighbours do"
         else:
-            why = "derived: whole on every rank costs least"
+            why = "derived: replicated costs least"
         if name in self.stored_on_batch and stored != used:
             why += f"; kept cut by {self.plan.fsdp} between uses (fsdp, zero={self.plan.zero})"
             if self.plan.in_flight_bytes is not None:

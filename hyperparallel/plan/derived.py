@@ -246,7 +246,7 @@ class Derived:
                 ),
                 rewrites=tuple(RewriteCount(**item) for item in record["rewrites"]),
             )
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             allowed = "the JSON that `hyperparallel plan --save` wrote"
             raise PlanError("derived plan", text[:40], allowed) from error
 

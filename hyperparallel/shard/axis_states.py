@@ -7,7 +7,7 @@ s has period s and unit 1; a cut of the inner factor of a merged dim has a small
 does not divide evenly and must not split an inner factor has a larger unit. Two ops that look at one
 dim through different factors thus agree on the name exactly when they agree on the elements.
 
-`choices(op)` lists what an op can do on the axis: run whole, or cut one factor of its rule, or let a
+`choices(rule, ...)` lists what an op can do on the axis: run whole, cut one factor of its rule, or let a
 pending sum through. Conversions between placements are priced here too; how they are carried out is
 `layout.reshard`'s business.
 """
@@ -85,7 +85,6 @@ def cut_of(
     """The placement of a tensor whose `factor` is cut n ways; `taken` says how far outer axes cut it.
 
     unit, period: as in `Choice`.
-
 
     >>> cut_of((("b", "s"), ("h",)), "s", {"b": 2, "s": 16, "h": 8}, {}, 2)
     Cut(dim=0, period=16, unit=1)

@@ -276,7 +276,7 @@ def test_a_pending_sum_is_not_lost_in_an_exchange() -> None:
     left, right = Mesh((2,), ("tp",)), Mesh((2,), ("tp",), (2, 3))
     src = left(None, partial={"tp": "sum"})
     for dst in (right(None), left("tp"), right(None, partial={"tp": "sum"})):
-        with pytest.raises(LayoutError, match="partial: got .*an exchange adds nothing up"):
+        with pytest.raises(LayoutError, match=r"partial: got .*an exchange adds nothing up"):
             moved_blocks(src, dst, (4,))
 
 

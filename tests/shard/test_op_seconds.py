@@ -34,7 +34,8 @@ def seconds(called: Any, args: tuple[Any, ...], rates: Rates, n: int = 1, cut: s
     inputs = tuple(values)
     results = called(*args)
     results = results if isinstance(results, tuple) else (results,)
-    outputs = tuple(named(r).name if isinstance(r, torch.Tensor) and r.numel() else None for r in results)
+    made = [isinstance(r, torch.Tensor) and r.numel() > 0 for r in results]
+    outputs = tuple(named(r).name if there else None for r, there in zip(results, made, strict=True))
     op = Op("op", str(called), taken, {}, inputs, outputs)
     rule = rule_for(op, values)
     assert rule is not None

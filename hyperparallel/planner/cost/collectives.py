@@ -106,7 +106,7 @@ class GroupArrays:
 
 
 def groups_of(cluster: Cluster, members: Array, strides: Array | None = None) -> GroupArrays:
-    """Groups that have `members` [rows, dims] in each dimension of the fabric (`placement.placed`)."""
+    """Groups that have `members` [rows, dims] in each dimension of the fabric (`axis_links.placed`)."""
     count, dims = len(members), list(cluster.dim_tiers)
     one = np.ones(count)
     strides = np.ones(members.shape) if strides is None else strides

@@ -18,7 +18,7 @@ FITTED_HIDDEN = (1024, 25600)
 FITTED_SEQ = (512, 131072)
 VALIDATED_DEVICES = 8192
 VALIDATED_SCHEDULES = ("1f1b",)
-"""Of a pipeline, alone or interleaved: no row of the published runs (`benchmarks/leaderboard`) has another."""
+"""Of pipelines: no row of the published runs (`benchmarks/leaderboard`) has another."""
 
 TIGHT = 0.95
 """Share of the memory above which a prediction that is 5 % off decides whether it fits."""

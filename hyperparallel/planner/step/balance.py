@@ -12,8 +12,8 @@ is light, half or all, offload what is saved), t[r, a] seconds of a layer and mi
                all layers placed, none of a run before the run in front of it is done
 
 In flight are as many microbatches of all chunks of a rank; where chunks differ, more may be of the larger
-ones, so what comes out is held against the order of actions (`account.held`) and the program solved again
-with less room, `TRIES` times at most.
+ones, so what comes out is held against the order of actions (`account.peak_memory`) and the program solved
+again with less room, `TRIES` times at most.
 
 A model whose layers alternate in more than `MOST_RUNS` runs is placed as layers of mean cost.
 """

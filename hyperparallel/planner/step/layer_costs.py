@@ -1,7 +1,7 @@
 """Seconds and bytes of one strategy by layer, from the rows that the closed form prices.
 
 Layers of every kind are priced under every recomputation, so that stages may mix them (`stages.py`). Saved
-bytes are means over kinds. Left out: what depends on the order of actions, which `step.py` simulates.
+bytes are means over kinds. Left out: what depends on the order of actions, which `simulated_step.py` follows.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Rule:
     inputs, outputs: one `FactorDims` per tensor operand (in `Op.inputs` order) and per result (in
         `Op.outputs` order; None for a result that is not a tensor).
     sizes: global size of every factor.
-    blocked: factors that must be whole on every rank.
+    blocked: factors that no axis may cut.
     reduce: what a cut factor leaves behind on the outputs that lack it: "sum", "max", "min", "prod";
         None where such a factor is to be treated as blocked.
     linear: groups of input positions through which a pending sum passes: if every input of a group is

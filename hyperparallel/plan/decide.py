@@ -17,16 +17,17 @@ from hyperparallel.cluster import Rates
 from hyperparallel.errors import LayoutError
 from hyperparallel.layout import Layout, Mesh
 from hyperparallel.plan.fixed_layouts import dim_place, region_of, written_choices, written_specs
+from hyperparallel.plan.op_specs import factor_cuts, operand_specs
 from hyperparallel.plan.plan import Plan, match
 from hyperparallel.plan.split_axes import refine
 from hyperparallel.plan.wording import bytes_words
-from hyperparallel.shard.axis_problem import AxisDecision, AxisTask, Progress
-from hyperparallel.shard.axis_states import WHOLE, AxisState, Choice, Cut, Pending
+from hyperparallel.shard.axis_problem import AxisDecision, AxisTask, Progress, constant_ops
+from hyperparallel.shard.axis_states import WHOLE, AxisState, Cut
 from hyperparallel.shard.op_seconds import StepSeconds
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.shard.rules.table import facts_of
-from hyperparallel.shard.solve_axis import constant_ops, solve_axis
-from hyperparallel.shard.spec import FactorCut, Spec, make_spec, spec_of_dims, spec_of_layout
+from hyperparallel.shard.solve_axis import solve_axis
+from hyperparallel.shard.spec import FactorCut, Spec, make_spec, spec_of_layout
 from hyperparallel.workload import Workload
 
 OPTIMIZER_TOUCHES = 7.0
@@ -272,8 +273,8 @@ class _Settling:
         operands = {}
         for op in work.ops:
             chosen = [(a.name, a.ops[op.name]) for a in axes]
-            cuts[op.name] = _cuts(chosen)
-            derived = _operand_specs(mesh, rules[op.name], chosen, cuts[op.name])
+            cuts[op.name] = factor_cuts(chosen)
+            derived = operand_specs(mesh, rules[op.name], chosen, cuts[op.name])
             operands[op.name] = written_specs(op, work) or derived
         return Decisions(
             plan=self.plan,
@@ -361,37 +362,3 @@ def _pins(plan: Plan, workload: Workload, later: bool) -> dict[str, Layout]:
     for name, (_, layout) in found.items():
         _check_rank(f"what {name} returns", layout, workload.values[last[name]].shape)
     return {last[name]: layout for name, (_, layout) in found.items()}
-
-
-def _cuts(chosen: list[tuple[str, Choice]]) -> dict[str, FactorCut]:
-    cuts: dict[str, FactorCut] = {}
-    for axis, choice in chosen:
-        if choice.factor is not None:
-            before = cuts.get(choice.factor, FactorCut(()))
-            if choice.period:
-                inner = (*before.inner, axis)
-                after = replace(before, inner=inner, period=choice.period)
-            else:
-                unit = max(before.unit, choice.unit)
-                after = replace(before, axes=(*before.axes, axis), unit=unit)
-            cuts[choice.factor] = after
-    return cuts
-
-
-def _operand_specs(
-    mesh: Mesh, rule: Rule, chosen: list[tuple[str, Choice]], cuts: Mapping[str, FactorCut]
-) -> tuple[tuple[Spec, ...], tuple[Spec | None, ...]]:
-    def pending(places: list[tuple[str, AxisState | None]]) -> dict[str, str]:
-        return {axis: place.op for axis, place in places if isinstance(place, Pending)}
-
-    inputs = tuple(
-        spec_of_dims(mesh, dims, rule.sizes, cuts, pending([(a, c.inputs[i]) for a, c in chosen]))
-        for i, dims in enumerate(rule.inputs)
-    )
-    outputs = tuple(
-        None
-        if dims is None
-        else spec_of_dims(mesh, dims, rule.sizes, cuts, pending([(a, c.outputs[i]) for a, c in chosen]))
-        for i, dims in enumerate(rule.outputs)
-    )
-    return inputs, outputs

@@ -44,15 +44,12 @@ from hyperparallel.shard.axis_problem import (
     Progress,
 )
 from hyperparallel.shard.axis_states import (
-    WHOLE,
     AxisState,
     Choice,
     Cut,
     choices,
     held_bytes,
-    inner_key,
     inner_periods,
-    period_key,
     uneven_units,
 )
 from hyperparallel.shard.op_seconds import carried_seconds, op_seconds
@@ -336,20 +333,6 @@ def _by_placement(columns: list[int], places: Sequence[AxisState | None]) -> Hav
     return have
 
 
-def constant_ops(workload: Workload, random: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Ops that depend on no parameter, input or tangent, so that they run once and not every step."""
-    changing = {workload.buffers[name] for name in workload.mutations if name in workload.buffers}
-    varying = {*workload.params.values(), *workload.inputs.values(), *workload.tangents.values()}
-    varying |= changing
-    constant = set()
-    for op in workload.ops:
-        if op.name in random or any(value in varying for value in op.inputs):
-            varying.update(o for o in op.outputs if o)
-        else:
-            constant.add(op.name)
-    return frozenset(constant)
-
-
 def solve_axis(
     workload: Workload,
     rules: Mapping[str, Rule],
@@ -367,28 +350,5 @@ def solve_axis(
     program.collect_edges()
     program.add_edges()
     decision = program.decision(seconds)
-    _record(workload, decision, done)
+    done.record(workload, decision)
     return decision
-
-
-def _record(workload: Workload, decision: AxisDecision, done: Progress) -> None:
-    n = decision.size
-    for op in workload.ops:
-        choice = decision.ops[op.name]
-        if choice.factor is not None:
-            factors = done.factors[op.name]
-            counted = [choice.factor]
-            if choice.period:
-                counted.append(inner_key(choice.factor))
-                factors[period_key(choice.factor)] = choice.period
-            for key in counted:
-                factors[key] = factors.get(key, 1) * n
-        for value, place in zip(op.outputs, choice.outputs, strict=True):
-            if value is not None and isinstance(place, Cut):
-                done.values[value] *= n
-    for value, place in decision.sources.items():
-        if isinstance(place, Cut):
-            done.values[value] *= n
-
-
-__all__ = ["WHOLE", "AxisDecision", "AxisTask", "Progress", "constant_ops", "solve_axis"]

@@ -56,8 +56,8 @@ PRODUCTS = {
     ),
     "convolution backward": (
         aten.convolution_backward.default,
-        (meta(2, 16, 8, 8), meta(2, 3, 32, 32), meta(16, 3, 4, 4), None, [4, 4], [0, 0], [1, 1], False, [0, 0],
-         1, [True, True, False]),
+        (meta(2, 16, 8, 8), meta(2, 3, 32, 32), meta(16, 3, 4, 4), None, [4, 4], [0, 0], [1, 1], False,
+         [0, 0], 1, [True, True, False]),
     ),
 }  # fmt: skip
 

@@ -184,8 +184,8 @@ RULES: dict[str, Builder] = {
     "aten._scaled_dot_product_cudnn_attention_backward": _backward("gqkvolxxmxx", 13, 14),
 }
 
-# Two products, each over b h s t and one of the two head sizes, which are equal in nearly every model, so that
-# f is left out. The backward has five: the scores once more, and the gradients of v, the scores, q and k.
+# Two products, each over b h s t and one of the two head sizes, which are equal in nearly every model: f is
+# left out. The backward has five: the scores once more, and the gradients of v, of the scores, q and k.
 _FORWARD = OpFacts(flops=4.0, not_looped=("f",), group="attention")
 FACTS: dict[str, OpFacts] = {
     name: replace(_FORWARD, flops=10.0) if name.endswith("_backward") else _FORWARD for name in RULES

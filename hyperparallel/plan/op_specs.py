@@ -21,7 +21,7 @@ def factor_cuts(chosen: Sequence[tuple[str, Choice]]) -> dict[str, FactorCut]:
                 inner = (*before.inner, axis)
                 after = replace(before, inner=inner, period=choice.period)
             else:
-                # Units are products of the sizes inside the factor, so the larger is a multiple of the other.
+                # One unit for all its axes: the coarsest, or some cut would tear an inner factor.
                 unit = max(before.unit, choice.unit)
                 after = replace(before, axes=(*before.axes, axis), unit=unit)
             cuts[choice.factor] = after

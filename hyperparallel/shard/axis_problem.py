@@ -56,8 +56,11 @@ class AxisTask:
 
     def share(self, src: AxisState, dst: AxisState) -> float:
         """What the last conversion of a gradient costs, as a fraction of its price in every micro-batch."""
+        # What is not pending is converted in every micro-batch.
         if not isinstance(src, Pending):
             return 1.0
+        # Only a sum can wait until micro-batches are added up, and not where they are added up cut, which
+        # takes a reduce-scatter of each.
         once = src == SUM and (not isinstance(dst, Cut) or self.late_cuts)
         return LATE / self.micro_batches if once else LATE
 

@@ -13,7 +13,9 @@ however many ops want it. As an integer program over
     minimise     sum seconds(o, c) x[o, c]          roofline and exchanges inside    `_op_seconds`
                + sum seconds(v, a) y[v, a]          the optimizer's update           `_update_seconds`
                + sum seconds(v, a, b) g[v, a, b]    conversions, dearer where the    `_prices`,
-                                                    user declared a cut              `_aversion`
+                                                    user declared a cut, cheaper     `_aversion`,
+                                                    where a step has them once       `AxisTask.share`
+    over         the choices that pins, written layouts and constants leave          `_pinned`, `add_ops`
     subject to   sum_c x[o, c] = 1,  sum_a y[v, a] = 1,  sum_a z[v, a] = 1
                  sum_b f[v, u, a, b] = sum of the x[o, c] that make v as a  (or y[v, a])
                  sum_a f[v, u, a, b] = sum of the x[u, c] that take v as b  (or z[v, b])
@@ -98,6 +100,8 @@ class _AxisProgram:
     def add_sources(self) -> None:
         """Columns of the sources that may choose; alike ones of repeated blocks share them."""
         for value, allowed in self.task.sources.items():
+            # A parameter of every layer is one decision: the program grows with kinds of layers, not with
+            # their number.
             key = self._id(("source", self._users(value) or value, allowed, value in self.task.declared))
             seconds = [self._update_seconds(value, place) for place in allowed]
             if key not in self.columns:
@@ -107,6 +111,8 @@ class _AxisProgram:
                     self.columns[key] = [self.program.column(0.0, integral=True) for _ in allowed]
                     self.program.row(self.columns[key], lower=1.0, upper=1.0)
                     self._spend(self.columns[key], seconds)
+            # Each further layer adds its seconds to the shared columns, so that the objective is that of the
+            # whole model.
             elif len(allowed) > 1:
                 self._spend(self.columns[key], seconds)
             self.source_key[value] = key
@@ -138,6 +144,7 @@ class _AxisProgram:
 
     def add_ops(self, constant: frozenset[str]) -> None:
         """Columns of every op's choices; an op of a repeated block shares those of its likes."""
+        # Looked for in the whole program: ops that see one dim through different views must be able to meet.
         units = uneven_units(self.rules.values(), self.task.size)
         periods = inner_periods(self.rules.values(), self.task.size)
         for op in self.workload.ops:
@@ -151,6 +158,8 @@ class _AxisProgram:
             if key < 0:
                 key = self._id(("op", shared, len(self.columns)))
                 alike.append((rule, key))
+                # Other ops' local forms must know which elements of a factor they get, and get a plain run of
+                # them.
                 inner = periods if facts_of(op.target).orderless else None
                 options = list(fixed or choices(rule, taken, self.task.size, units, inner))
                 # Constants are made once and kept whole: cutting them would save nothing every step.
@@ -182,6 +191,8 @@ class _AxisProgram:
     def _pinned(self, op: Op, options: list[Choice]) -> list[Choice]:
         for position, value in enumerate(op.outputs):
             if value is not None and value in self.task.pins:
+                # Choices are ruled out before there are columns: none left is an error that names the module,
+                # where the program would only be infeasible.
                 wanted = self.task.pins[value]
                 options = [o for o in options if o.outputs[position] == wanted]
                 if not options:
@@ -193,6 +204,7 @@ class _AxisProgram:
         return options
 
     def _op_seconds(self, op: Op, rule: Rule, choice: Choice) -> float:
+        # Whole on this axis: what outer axes cut is another rank's already.
         held = {
             name: self.workload.values[name].num_bytes / self.done.values[name]
             for name in (*op.inputs, *op.outputs)
@@ -207,6 +219,7 @@ class _AxisProgram:
         for op in self.workload.ops:
             key = self.op_key[op.name]
             for position, value in enumerate(op.inputs):
+                # By columns, not by ops: a mask that every layer reads is one need, converted once.
                 wants[value][key, position] = self.takes[key][position]
         for value, sink in self.task.sinks.items():
             # A gradient ends where its parameter is: such sinks are alike if the parameters share a column.
@@ -216,6 +229,8 @@ class _AxisProgram:
             wants[value]["sink", shared] = self._sink(value, sink)
         for value, needs in wants.items():
             num_bytes = self.workload.values[value].num_bytes / self.done.values[value]
+            # Equal in all that `_prices` reads, so that one flow, counted as often as there are such edges,
+            # prices all.
             key_of_edge = (self.made_by[value], frozenset(needs), num_bytes, value in self.task.declared)
             self.edges[key_of_edge] += 1.0
             if key_of_edge not in self.edge_values:
@@ -225,6 +240,7 @@ class _AxisProgram:
         """Needs that conversions are shared among: True for those of the end of the step, of gradients."""
         found: dict[bool, list[Have]] = defaultdict(list)
         for (user, _), need in needs.items():
+            # With one micro-batch every use ends the step, and may share the sink's conversion.
             ends = user == "sink" or self.task.micro_batches == 1
             found[ends and value in self.task.gradients].append(need)
         return found
@@ -268,6 +284,7 @@ class _AxisProgram:
 
     def _aversion(self, value: str, src: AxisState, dst: AxisState) -> float:
         """How much dearer than it is a conversion counts: what was declared cut is to be computed with."""
+        # Dear, not forbidden: an op that mixes rows leaves nothing else.
         if isinstance(src, Cut) and self.task.keeps_cuts:
             return BATCH_GATHER_FACTOR if src != dst else 1.0
         gathers = isinstance(src, Cut) and not isinstance(dst, Cut)
@@ -289,14 +306,17 @@ class _AxisProgram:
                 cost = price[a, b] * count
                 if math.isinf(cost):  # no step leads there: no column, and the rows below forbid it
                     continue
+                # A single use pays by its own flow: most edges are such, and each saves a column and a row.
                 shared = paid is not None and cost > 0
                 flow = self.program.column(0.0 if shared else cost)
                 if shared and paid is not None:
                     if (a, b) not in paid:
                         paid[a, b] = self.program.column(cost)
+                    # g >= f for each use, not g >= their sum: one conversion serves all that want it.
                     self.program.at_least([paid[a, b]], [flow])
                 flows.append(flow)
                 into[b].append(flow)
+            # What leaves a placement is what is made in it; below, what arrives in one is what is taken.
             self.program.row(flows, made)
         for b, columns in need.items():
             self.program.row(into[b], columns)

@@ -9,8 +9,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from hyperparallel.cluster import Rates
+from hyperparallel.layout import AllGather, Mesh, SendRecv, reshard
 from hyperparallel.shard.axis_states import Choice, choices
-from hyperparallel.shard.op_seconds import op_seconds
+from hyperparallel.shard.op_seconds import StepSeconds, op_seconds
 from hyperparallel.shard.rules.table import rule_for
 from hyperparallel.workload import Op, Ref, Value
 
@@ -104,3 +105,12 @@ def test_an_exchange_is_paid_once(name: str) -> None:
     for_bytes = Rates(float("inf"), float("inf"), 1.0, 0.0)
     assert seconds(called, args, for_latency, 4, factor) == pytest.approx(exchanges * latency_share)
     assert seconds(called, args, for_bytes, 4, factor) == pytest.approx(exchanges * numbers * 4 * 2)
+
+
+def test_sends_between_meshes_are_priced() -> None:
+    """Where links between meshes are slow, each part crosses once and is gathered behind them."""
+    left, right = Mesh((4,), ("tp",)), Mesh((4,), ("tp",), (4, 5, 6, 7))
+    costs = StepSeconds(Rates(1.0, 1.0, 1e6, 0.0, {"tp": 1e9}), "float32")
+    steps = reshard(left(None), right(None), (4096,), 4, costs)
+    assert [type(step) for step in steps] == [SendRecv, AllGather]
+    assert costs(steps[0], (4096,), 4) == pytest.approx(1024 * 4 / 1e6)

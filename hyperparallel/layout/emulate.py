@@ -95,6 +95,8 @@ def join(layout: Layout, held: Mapping[int, Array], shape: Sequence[int]) -> Arr
 def _summands(value: Array, op: str, size: int, rng: np.random.Generator) -> list[Array]:
     noise = [rng.integers(-9, 10, value.shape).astype(value.dtype) for _ in range(size)]
     if op == "sum":
+        # Integers, so that sums in any order are exact and a wrong step shows as a difference, not as
+        # rounding.
         noise[0] = value - sum(noise[1:])
     elif op == "prod":
         noise = [np.where(part < 0, -1, 1) for part in noise]
@@ -114,6 +116,7 @@ def _do(step: Step, held: HeldPieces, shape: tuple[int, ...]) -> HeldPieces:
         return held
     done: HeldPieces = {}
     for group in step.src.mesh.groups(step.axes):
+        # In the order of the step's axes: it is the order in which gathered pieces are joined.
         members = step.src.mesh.group(group[0], step.axes)
         done.update(_do_group(step, members, held, shape))
     return done
@@ -169,6 +172,7 @@ def _exchange(
     dst: Layout, blocks: Sequence[MovedBlock], held: HeldPieces, shape: tuple[int, ...]
 ) -> HeldPieces:
     dtype = next(iter(held.values())).dtype
+    # A value that tests do not use, so that what no block fills is seen.
     done = {rank: np.full(dst.local_shape(shape, rank), -77, dtype) for rank in dst.mesh.ranks}
     for block in blocks:
         done[block.dst_rank][block.dst_slices] = held[block.src_rank][block.src_slices]

@@ -57,6 +57,7 @@ def moved_blocks(src: Layout, dst: Layout, shape: Sequence[int]) -> tuple[MovedB
     old = [_cuts(size, axes, src.mesh) for size, axes in zip(shape, src.dims, strict=True)]
     blocks = []
     for turn, rank in enumerate(dst.mesh.ranks):
+        # Per dim first: pieces are boxes, so that what meets in every dim meets.
         wanted = intervals(dst.mesh, dst.dims, shape, rank)
         start_at = _like_receiver(src, rank, turn)
         meets = [
@@ -97,6 +98,7 @@ def _cuts(size: int, axes: tuple[str, ...], grid: Grid) -> list[DimCut]:
                 low = min(start + index * piece, stop)
                 finer.append(({**at, axis: index}, low, min(low + piece, stop)))
         cuts = finer
+    # Empty pieces meet nothing.
     return [cut for cut in cuts if cut[1] < cut[2]]
 
 
@@ -122,6 +124,8 @@ def _block(
     at = dict(start_at)
     src_slices, dst_slices = [], []
     for (start, stop), (where, low, high) in zip(wanted, choice, strict=True):
+        # On the axes that cut the source, the sender is who holds the piece; on others it stands as chosen
+        # before.
         at.update(where)
         first, last = max(start, low), min(stop, high)
         src_slices.append(slice(first - low, last - low))

@@ -109,12 +109,14 @@ def _by_way_of_device(
 def _on_one_mesh(
     src: Layout, dst: Layout, shape: tuple[int, ...], itemsize: int, costs: Costs | None
 ) -> tuple[Step, ...]:
+    # Cuts never wait for a new pending sum: it is the last step, and moves nothing.
     finish, kept = _to_finish(src, dst)
     pend = [(axis, op) for axis, op in dst.partial if axis not in kept]
-    task = RouteProblem(Traffic(src.mesh._sizes, shape), src.dims, dst.dims, finish, src.free_axes)
+    problem = RouteProblem(Traffic(src.mesh._sizes, shape), src.dims, dst.dims, finish, src.free_axes)
     if costs is None:
-        return _steps(src, dst, cheapest_way(task), pend)
-    options = [_steps(src, dst, way, pend) for way in possible_ways(task)]
+        return _steps(src, dst, cheapest_way(problem), pend)
+    # Seconds may like what bytes never do (a latency saved, a fast axis): all ways are built and priced.
+    options = [_steps(src, dst, way, pend) for way in possible_ways(problem)]
     return min(
         options, key=lambda steps: (sum(costs(step, shape, itemsize) for step in steps), _load(steps, shape))
     )
@@ -134,6 +136,7 @@ def _to_finish(src: Layout, dst: Layout) -> tuple[tuple[tuple[str, str], ...], s
     touched: set[str] = set()
     for axis in src.mesh.names:
         old, new = before.get(axis), wanted.get(axis)
+        # A sum of sums may be finished in any order, a maximum of sums may not.
         if old is not None and old == new and touched <= {old}:
             kept.add(axis)
             continue
@@ -164,10 +167,13 @@ def _steps(src: Layout, dst: Layout, way: Sequence[Way], pend: Sequence[tuple[st
 def _across(
     src: Layout, dst: Layout, shape: tuple[int, ...], itemsize: int, costs: Costs | None
 ) -> tuple[Step, ...]:
+    # A reduce-scatter where a whole sum would do: what crosses is then cut over all ranks that summed it.
     leave = _spread(src, shape, src.partial_axes) if src.partial else src
     first = find_steps(src, leave, shape, itemsize, costs)
     whole = dst.replace(partial=())
     options = []
+    # Landing cut sends each element once and gathers it on the target's own links; landing whole saves the
+    # gather.
     for land in dict.fromkeys([whole, _spread(whole, shape, ())]):
         steps = (*first, SendRecv((), leave, land), *find_steps(land, dst, shape, itemsize, costs))
         options.append(steps)
@@ -181,9 +187,9 @@ def _spread(layout: Layout, shape: tuple[int, ...], finished: tuple[str, ...]) -
     if not shape:
         return layout.replace(partial=())
     axes = [*layout.free_axes, *finished]
-    task = RouteProblem(Traffic(layout.mesh._sizes, shape), layout.dims, layout.dims)
+    problem = RouteProblem(Traffic(layout.mesh._sizes, shape), layout.dims, layout.dims)
     dims = list(layout.dims)
-    for dim, more in place_axes(task, dims, axes, []):
+    for dim, more in place_axes(problem, dims, axes, []):
         dims[dim] += more
     return make_layout(layout.mesh, dims, {}, layout.tier)
 

@@ -35,16 +35,20 @@ class _Sides:
         key_heads: tuple[str, ...] = ("h",)
         if heads == groups:
             sizes["h"] = heads
+        # Grouped heads: a cut of g keeps queries with the keys that they read.
         elif groups and heads % groups == 0 and v[1] == groups:
             query_heads, key_heads = ("g", "r"), ("g",)
             sizes |= {"g": groups, "r": heads // groups}
         else:
+            # Heads that do not pair up: whatever the kernel makes of them, it gets all of them.
             query_heads, key_heads = ("q_heads",), ("k_heads",)
             sizes |= {"q_heads": heads, "k_heads": groups}
         blocked = {"t", "e", "f", "q_heads", "k_heads"}
         if causal or dropout:
+            # A causal mask counts rows from the first that the kernel sees, and dropout draws by place.
             blocked.add("s")
         if dropout:
+            # The kernel draws by its own tensor's places: a piece would drop other weights than the whole.
             blocked |= {"b", "h", "g", "r"}
         self.sizes = {name: size for name, size in sizes.items() if size != 1}
         self.blocked = frozenset(blocked & set(self.sizes)) | empty_of(self.sizes)
@@ -73,6 +77,7 @@ class _Sides:
             return tuple(() for _ in shape)
         if shape[2] == self.sizes.get("s", 1):
             return self.rows + rest
+        # A piece would be padded to another length than its share of the whole.
         self.sizes["padded"] = shape[2]
         self.blocked |= {"padded"} | ({"s"} & set(self.sizes))
         return (*self.rows[:2], ("padded",), *rest)

@@ -33,6 +33,7 @@ def _added(rest: str) -> Builder:
     dims = rest.partition("->")[2].split()
 
     def build(op: Op, values: OpValues) -> Rule:
+        # The bias of fewer dims broadcasts from the right.
         ndim = len(values[op.inputs[0]].shape)
         pattern = parse(f"{' '.join(dims[len(dims) - ndim :])}, {rest}")
         return bind(pattern, in_shapes(op, values), out_shapes(op, values), linear=_ADDED)
@@ -86,6 +87,7 @@ def _grouped(
         pattern,
         in_shapes(op, values),
         out_shapes(op, values),
+        # The shapes give g times c only: how many groups there are is an argument.
         sizes={"g": groups},
         linear=linear,
     )

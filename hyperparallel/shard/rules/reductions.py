@@ -43,10 +43,12 @@ def reduced(
     ((('a',),),)
     """
     before, sizes = along(shape)
+    # No dims means all, as in torch.
     gone = {d % len(shape) for d in dims} if dims else set(range(len(shape)))
     after: FactorDims = tuple(
         () if i in gone else dim for i, dim in enumerate(before) if keep or i not in gone
     )
+    # The factors that no output has: cut, they leave a pending reduction, or the local form finishes it.
     lost = {LETTERS[i] for i in gone} & set(sizes)
     return Rule(
         inputs=(before,),
@@ -147,6 +149,7 @@ RULES: dict[str, Builder] = {
     "aten.std.default": reduction(None, inside=_TWO_TRIPS),
     "aten.std.dim": reduction(1, 3, inside=_TWO_TRIPS),
     "aten.std.correction": reduction(1, _KEYWORD_ONLY, inside=_TWO_TRIPS),
+    # No local form makes both results: their dims are blocked.
     "aten.std_mean.default": reduction(None, block=True),
     "aten.std_mean.dim": reduction(1, 3, block=True),
     "aten.std_mean.correction": reduction(1, _KEYWORD_ONLY, block=True),
@@ -154,6 +157,7 @@ RULES: dict[str, Builder] = {
     "aten.norm.Scalar": reduction(None, inside=_ROUND_TRIP),
     "aten.norm.ScalarOpt_dim": reduction(2, 3, inside=_ROUND_TRIP),
     "aten.logsumexp": reduction(1, 2, inside=_TWO_TRIPS),
+    # Positions count from the first element of the whole, and ties go to the first.
     "aten.argmax": reduction(1, 2, block=True),
     "aten.argmin": reduction(1, 2, block=True),
     "aten.max.dim": reduction(1, 2, block=True),

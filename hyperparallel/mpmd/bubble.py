@@ -51,6 +51,8 @@ def timed(
     end: dict[Action, float] = {}
     clocks, place = [0.0] * len(schedule), [0] * len(schedule)
     waiting: dict[Action, int] = {}
+    # Each rank runs on until it lacks something; who makes that wakes it: every action is looked at once or
+    # twice.
     todo = list(range(len(schedule)))
     while todo:
         rank = todo.pop()

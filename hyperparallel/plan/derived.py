@@ -196,6 +196,7 @@ class Derived:
         owner = name.rpartition(".")[0]
         lines = []
         for item in self.communications:
+            # One message may carry several values: the first stands for all where none is asked for.
             moved = item.value.split(", ")
             own = next((v for v in moved if v in (name, f"grad of {name}")), None)
             if own or (owner and item.module == owner) or item.module == name:

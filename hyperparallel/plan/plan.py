@@ -108,6 +108,7 @@ class Plan:
         if isinstance(self.batch, str):
             raise PlanError("batch", self.batch, "a tuple of axes", f"batch=({self.batch!r},)")
         if self.batch is not None:
+            # A list, from a file; frozen like the rest.
             object.__setattr__(self, "batch", tuple(self.batch))
         kept = () if self.fsdp is None else (("fsdp", self.fsdp),)
         for what, axis in (*kept, *(("batch", axis) for axis in self.batch or ())):
@@ -136,6 +137,7 @@ class Plan:
         """The axes that cut the batch, in mesh order."""
         if self.batch is not None:
             return self.batch
+        # A split axis keeps its meaning: dp_0 and dp_1 are dp.
         stems = {name: name.rstrip("0123456789_") for name in self.mesh.names}
         return tuple(n for n in self.mesh.names if stems[n] in BATCH_NAMES or n == self.fsdp)
 
@@ -304,6 +306,7 @@ def match(
             hint = "" if close is None else f" (nearest: {close})"
             raise PlanError(what, pattern, f"a pattern that matches one of the names{hint}")
         for name in hits:
+            # The first pattern wins, so that special ones stand before general ones.
             found.setdefault(name, (pattern, layout))
     return found
 

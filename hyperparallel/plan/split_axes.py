@@ -23,8 +23,10 @@ def refine(plan: Plan, workload: Workload, rules: Mapping[str, Rule]) -> Plan:
     mesh, merged, known = plan.mesh, _merged(workload, rules), workload.names_of_params()
     for axis in mesh.names:
         n = mesh.axis_size(axis)
+        # 2 and 3 have no two parts to be split into; a batch axis cuts rows, which are no heads.
         if axis in plan.batch_axes or n < 4:
             continue
+        # Only dims that the axis divides as a whole, and tears: others are cut or left as they are.
         shared = {math.gcd(outer, n) for outer, total in merged if total % n == 0} - {1, n}
         # Cut in 2 and those in 2 is cut in 4 only where pieces are even: a declared cut keeps its meaning.
         even = all(
@@ -34,6 +36,7 @@ def refine(plan: Plan, workload: Workload, rules: Mapping[str, Rule]) -> Plan:
             if axis in axes
         )
         if shared and even:
+            # The fewest heads: what has more of them is cut by both parts.
             outer = min(shared)
             plan = _split_axis(plan, axis, (outer, n // outer))
     return plan
@@ -52,6 +55,7 @@ def _merged(workload: Workload, rules: Mapping[str, Rule]) -> set[tuple[int, int
         places[value] = tuple(dim == 0 or "int" in given.dtype for dim in range(len(given.shape)))
     for op in workload.ops:
         rule = rules[op.name]
+        # Followed through every op by the first factor of a dim: rows stay rows through views and products.
         rows = {
             factors[0]
             for value, dims in zip(op.inputs, rule.inputs, strict=True)

@@ -44,6 +44,7 @@ class StrategyTable:
         """
         rows = self._with(columns)
         r = rows.row
+        # Bytes, since arrays do not hash.
         beside = runs_beside_others(r["pp"], r["virtual"], r["schedule"]).tobytes()
         if beside not in self._times:
             self._times[beside] = segment_times(rows, self.constants)

@@ -63,8 +63,10 @@ class LayerPrices:
         return self.table.memory()
 
     def _pass(self, segment: int, recompute: str) -> Pass:
+        # Segments are the outer index, the rows of this table (one a recomputation) the inner one.
         i = segment * len(RECOMPUTE) + RECOMPUTE.index(recompute)
         t = self.times
+        # `travel` has both, exposed or not.
         shown = t.tensor[i] + t.dispatch[i]
         return Pass(
             float(t.compute[i]),

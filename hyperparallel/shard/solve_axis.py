@@ -36,7 +36,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from hyperparallel.cluster import Rates
-from hyperparallel.errors import PlanError
+from hyperparallel.errors import PlanError, Words
 from hyperparallel.integer_program import IntegerProgram
 from hyperparallel.shard.axis_problem import (
     BATCH_GATHER_FACTOR,
@@ -322,7 +322,12 @@ class _AxisProgram:
             self.program.row(into[b], columns)
 
     def decision(self, seconds: float) -> AxisDecision:
-        values, cost, bound = self.program.solve(seconds)
+        try:
+            values, cost, bound = self.program.solve(seconds)
+        except RuntimeError as error:
+            allowed = f"a program that is decided within {seconds:g} s on this machine"
+            given = Words(f"{len(self.workload.ops)} ops: {error}")
+            raise PlanError(f"mesh axis {self.task.name}", given, allowed, "layouts for more params") from None
 
         def chosen(columns: list[int]) -> int:
             return max(range(len(columns)), key=lambda i: values[columns[i]])  # 0.9999 is 1 to a solver

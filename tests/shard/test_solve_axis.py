@@ -9,6 +9,7 @@ import random
 import pytest
 
 from hyperparallel.cluster import Rates
+from hyperparallel.errors import PlanError
 from hyperparallel.shard.axis_states import WHOLE, AxisState, Choice, Cut, choices, conversion_seconds
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.shard.rules.table import rule_for
@@ -136,3 +137,10 @@ def test_parameters_of_one_op_choose_apart_in_a_block_too() -> None:
         found.append(solve_axis(work, rules, task, Progress(), RATES))
     assert found[1].seconds == found[0].seconds
     assert dict(found[1].sources) == {"a": Cut(1, 64), "b": Cut(0, 64)}
+
+
+def test_a_program_that_is_not_decided_in_time_names_its_axis() -> None:
+    work, task = random_program(0)
+    rules = {o.name: rule_for(o, work.values) for o in work.ops}
+    with pytest.raises(PlanError, match=r"mesh axis tp: got 5 ops: .*; allowed: .* within 0 s .*layouts for"):
+        solve_axis(work, rules, task, Progress(), RATES, seconds=0.0)

@@ -28,6 +28,7 @@ from hyperparallel.planner.cost.feedforward import activation, between_bytes, ex
 from hyperparallel.planner.cost.sizes import SENT_BYTES, CandidateSizes, params_held, products
 from hyperparallel.planner.cost.work import Amount, LayerCollective, LayerWork, PassWork, Product
 from hyperparallel.planner.strategy import PARTS, RECOMPUTE, Candidates
+from hyperparallel.workload.layer import NORM_VECTORS
 from hyperparallel.workload.linear import Linear
 from hyperparallel.workload.mlp import Mlp, Moe
 from hyperparallel.workload.model import Attention, Layer, Model, StateSpace
@@ -76,6 +77,13 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
     core_saved: Amount = 0.0
     alternate: Amount = 2.0 * at.tokens * at.hidden / shared
     counted = 0
+    # Routed experts are summed by the exchange that brings their tokens back. Parts that read one input are
+    # gathered for and summed at once, behind the last of them.
+    summed = [part for part in parts if not (isinstance(part, Moe) and not part.shared_width)]
+    summed = summed[-1:] if layer.parallel else summed
+    modulation = layer.modulation(at.hidden)
+    saved = saved + products(modulation, forward, at)
+    params = params + params_held(modulation, c.tp)
     for part in parts:
         place = forward
         if isinstance(part, Moe):
@@ -107,14 +115,13 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
                 params = params + part.vector_params
         alternate = alternate + _every_other(dense, counted, at)
         counted += len(dense)
-        # Routed experts are summed by the exchange that brings tokens back, not over tp.
-        if not (isinstance(part, Moe) and not part.shared_width):
+        if any(part is one for one in summed):
             _tensor_parallel(place, at)
         residual = 6.0 + (1.0 if at.dropout else 0.0)
         place.stream(residual * at.tokens * at.hidden / shared)
         saved = saved + (at.tokens * at.hidden / shared if at.dropout else 0.0)
         params = params + params_held(dense, c.tp)
-    params = params + layer.norms * at.hidden * (2 if model.norm == "layer" else 1)
+    params = params + layer.norms * at.hidden * NORM_VECTORS[model.norm]
     alone, dropped = _alone(pieces, given, c)
     again = _joined(
         # Selective: the core alone. Alternate: half of the products. Full: all but the last product, unless

@@ -327,7 +327,8 @@ class _AxisProgram:
         except RuntimeError as error:
             allowed = f"a program that is decided within {seconds:g} s on this machine"
             given = Words(f"{len(self.workload.ops)} ops: {error}")
-            raise PlanError(f"mesh axis {self.task.name}", given, allowed, "layouts for more params") from None
+            field = f"mesh axis {self.task.name}"
+            raise PlanError(field, given, allowed, "layouts for more params") from None
 
         def chosen(columns: list[int]) -> int:
             return max(range(len(columns)), key=lambda i: values[columns[i]])  # 0.9999 is 1 to a solver

@@ -12,7 +12,7 @@ import pytest
 
 from hyperparallel.cluster.presets import preset
 from hyperparallel.errors import PlanError
-from hyperparallel.mpmd import SCHEDULES, in_flight, schedule
+from hyperparallel.mpmd import in_flight, schedule
 from hyperparallel.plan.wording import bytes_words
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.explain.rows import COLUMNS, lines, rows, to_json
@@ -24,12 +24,7 @@ from hyperparallel.planner.search.reasons import LEAST_LOSS, neighbours, reasons
 from hyperparallel.planner.search.search import search
 from hyperparallel.planner.search.space import Limits
 from hyperparallel.planner.search.table import predict
-from hyperparallel.planner.search.validity import (
-    TIGHT,
-    VALIDATED_DEVICES,
-    VALIDATED_SCHEDULES,
-    warnings,
-)
+from hyperparallel.planner.search.validity import TIGHT, VALIDATED_DEVICES
 from hyperparallel.planner.step.layer_costs import LayerPrices
 from hyperparallel.planner.step.traffic import tier_names
 from hyperparallel.planner.strategy import Strategy
@@ -284,27 +279,6 @@ def test_the_largest_run_that_was_fitted_is_one_number() -> None:
     sizes = [int(m[1]) for p in board["predictions"] if (m := re.search(r" on (\d+)( |$)", p["name"]))]
     assert max(sizes) == VALIDATED_DEVICES
     assert f"{VALIDATED_DEVICES:,}" in (root / "docs/simulator.md").read_text(encoding="utf-8").split("##")[0]
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_without_published_runs_is_named(name: str) -> None:
-    one = job("llama3.1-8b", devices=64, batch=256, seq=4096)
-    chunks = SCHEDULES[name].usual_chunks[0]
-    strategy = Strategy(tp=2, pp=4, dp=8, schedule=name, virtual=chunks)
-    alone = Strategy(tp=2, dp=32, schedule=name, virtual=chunks)  # without stages there is no order to trust
-    said, unsaid = (
-        [note for note in warnings(one, prediction) if note.startswith(f"{name}: ")]
-        for prediction in predict(one, [strategy, alone], Constants())
-    )
-    assert len(said) == (name not in VALIDATED_SCHEDULES) and not unsaid
-
-
-def test_published_runs_are_of_the_validated_schedules() -> None:
-    """No table names a schedule and no row is given one: all are of the usual one."""
-    usual = Strategy().schedule
-    assert (usual,) == VALIDATED_SCHEDULES
-    for source in (Path(__file__).parents[2] / "benchmarks/leaderboard").glob("*.py"):
-        assert not re.search(r"\bschedule\b *=", source.read_text(encoding="utf-8")), source.name
 
 
 def test_places_name_the_tier_that_an_axis_crosses() -> None:

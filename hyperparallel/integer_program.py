@@ -1,8 +1,9 @@
 """A small integer-program builder over HiGHS.
 
 Columns are added with a cost and an optional integrality; rows are sparse equalities or inequalities.
-Solved by HiGHS (Huangfu and Hall 2018), single-threaded and seeded, so that every rank that solves the
-same program gets the same answer.
+Solved by HiGHS (Huangfu and Hall 2018) in one thread and with its fixed seed, so that every rank that solves
+the same program to its end gets the same answer. One that stops at its time limit may not: what ranks decided
+is compared before a program runs.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class IntegerProgram:
 
     def weighted(self, weights: Mapping[int, float], lower: float = 0.0, upper: float = 0.0) -> None:
         """Add lower <= sum of weight * variable <= upper."""
+        # Rows one behind another, each beginning where `row_starts` says: HiGHS takes them so.
         self.indices.extend(weights)
         self.coefficients.extend(weights.values())
         self.row_starts.append(len(self.indices))
@@ -77,15 +79,19 @@ class IntegerProgram:
         Raises RuntimeError when the program has no solution or the time ran out before one was found.
         """
         highs = _Quiet()
+        # Which of equal optima several threads meet first is chance, and each rank solves for itself.
         highs.setOptionValue("threads", 1)
         highs.setOptionValue("time_limit", seconds)
         highs.setOptionValue("mip_rel_gap", gap)
+        # Steps cost microseconds: below the solver's absolute tolerance all of them would be equally good.
         scale = LARGEST_COST / max(max(self.costs, default=1.0), 1e-30)
         highs.passModel(self._model(scale))
         highs.run()
         info = highs.getInfo()
+        # 2: feasible. At the time limit the best so far will do, and the bound says how far off it may be.
         if info.primal_solution_status != 2:
             raise RuntimeError(f"no strategy found: {highs.getModelStatus()}")
+        # Without integral columns there is no search tree to give a bound: the optimum is its own.
         bound = info.mip_dual_bound if any(self.integral) else info.objective_function_value
         values = list(highs.getSolution().col_value)
         return values, info.objective_function_value / scale, bound / scale
@@ -96,9 +102,9 @@ class IntegerProgram:
         lp.num_col_, lp.num_row_ = num_columns, num_rows
         lp.col_cost_ = np.asarray(self.costs) * scale
         lp.col_lower_ = np.zeros(num_columns)
-        lp.col_upper_ = np.asarray([highspy.kHighsInf if math.isinf(m) else m for m in self.most])
+        lp.col_upper_ = np.asarray(self.most)
         lp.row_lower_ = np.asarray(self.lower)
-        lp.row_upper_ = np.asarray([highspy.kHighsInf if math.isinf(u) else u for u in self.upper])
+        lp.row_upper_ = np.asarray(self.upper)
         lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
         lp.a_matrix_.start_ = np.asarray(self.row_starts, dtype=np.int32)
         lp.a_matrix_.index_ = np.asarray(self.indices, dtype=np.int32)

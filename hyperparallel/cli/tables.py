@@ -17,7 +17,7 @@ from hyperparallel.plan.report import (
     parameter_rows,
     precision_lines,
 )
-from hyperparallel.plan.wording import axes_words, bytes_words, layout_words
+from hyperparallel.plan.wording import REPLICATED, axes_words, bytes_words, layout_words
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "red", "blue")
 PIPE_WIDTH = 1000
@@ -42,7 +42,7 @@ def print_derived(derived: Derived) -> None:
 
 def parameter_table(derived: Derived) -> Table:
     """Parameters, repeated blocks folded, coloured by layout."""
-    names = [name for name in layout_names(derived) if name != "whole on every rank"]
+    names = [name for name in layout_names(derived) if name != REPLICATED]
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
     table = _table("parameters", "parameter", "shape", "layout", "per rank", "why")
     for row in parameter_rows(derived):

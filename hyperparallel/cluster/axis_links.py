@@ -82,6 +82,7 @@ def placed(
     strides = members.copy()
     tiers = [list(run) for _, run in groupby(range(len(dims)), lambda d: (cluster.dim_tiers or (0,))[d])]
     for index, size in enumerate(axes):
+        # What axes inside took of a dimension stands between neighbours of this one.
         strides[index] = whole // left
         needed = size.copy()
         for tier in tiers:
@@ -90,10 +91,13 @@ def placed(
                 continue
             if len(tier) > 1 and fill == "apart":
                 for dim in tier:
+                    # A dimension whose links no axis uses yet.
                     fresh = left[dim] == whole[dim]
                     needed = _take(needed, dim, left, members[index], fresh)
             for dim in tier:
                 needed = _take(needed, dim, left, members[index])
+        # A factor that no dimension has: counted as a group across the outermost one, which is dear and
+        # valid.
         members[index, -1] *= needed
     return Placed(members, strides)
 
@@ -102,6 +106,7 @@ def _take(
     needed: Counts, dim: int, left: Counts, members: Counts, where: npt.NDArray[np.bool_] | None = None
 ) -> Counts:
     """As much as there is of one dimension, of those candidates; returns what is needed still."""
+    # A common divisor, not the minimum: groups are alike only where sizes divide.
     taken = np.gcd(needed, left[dim])
     if where is not None:
         taken = np.where(where, taken, 1)

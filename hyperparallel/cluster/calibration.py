@@ -92,6 +92,7 @@ def describe(timings: Timings, measured_on: str) -> Cluster:
     """The machine as a cluster of `timings.ranks` devices; measured_on: words for its sources (a date)."""
     source = f"measured {measured_on}, {timings.ranks} ranks of {timings.threads} threads at once"
     device, rates = _device(timings, source), [count / seconds for count, seconds in timings.memory]
+    # Half the memory plays the device, half the host: they are one, and no tensor lies in both.
     own = max(_LEAST_CAPACITY, timings.memory_bytes / 2 / timings.ranks)
     memory_rate = device.memory_bytes_s
     copy_rate = min(timings.copy_bytes_s, memory_rate)
@@ -114,6 +115,7 @@ def describe(timings: Timings, measured_on: str) -> Cluster:
 
 
 def _device(timings: Timings, source: str) -> Device:
+    # One for all formats: a device has one, and fp32 is timed in the most shapes.
     half_k = fit_half_k(timings.matmuls["fp32"], timings.launch_s)
     fits = {name: fit_peak(rows, timings.launch_s, half_k) for name, rows in timings.matmuls.items()}
     errors = ", ".join(f"{name} {error:.0%}" for name, (_, error) in fits.items())
@@ -165,6 +167,7 @@ def fit_peak(rows: Sequence[Matmul], launch_s: float, half_k: float) -> tuple[fl
     >>> fit_peak([Matmul(100, 100, 100, 2e6 / 1e9 + 1e-6)], 1e-6, 0.0)
     (1000000000.0, 0.0)
     """
+    # The mean of logarithms: a time's error is a factor, and large products must not decide alone.
     needed, seconds = _needed(rows, half_k), _seconds(rows, launch_s)
     peak = float(f"{np.exp(np.mean(np.log(needed / seconds))):.6g}")  # no timing is better than that
     return peak, round(float(np.median(np.abs(needed / peak / seconds - 1))), 6)
@@ -174,6 +177,7 @@ def fit_half_k(rows: Sequence[Matmul], launch_s: float) -> float:
     """The half_k, from 0 to 1000, at which one peak fits the timings best."""
     candidates = np.concatenate([[0.0], np.geomspace(1.0, 1000.0, 61)])
     seconds = _seconds(rows, launch_s)
+    # At the right half_k all products give one peak: the least variance of its logarithm.
     spread = [np.var(np.log(_needed(rows, half_k) / seconds)) for half_k in candidates]
     return round(float(candidates[int(np.argmin(spread))]), 1)
 
@@ -187,6 +191,7 @@ def _needed(rows: Sequence[Matmul], half_k: float) -> npt.NDArray[np.float64]:
 
 def _seconds(rows: Sequence[Matmul], launch_s: float) -> npt.NDArray[np.float64]:
     seconds = np.array([row.seconds for row in rows])
+    # A launch that took as long as the product itself leaves at least a tenth to be fitted.
     return np.maximum(seconds - launch_s, seconds / 10)
 
 
@@ -204,6 +209,7 @@ def fit_link(rows: Sequence[Collective]) -> tuple[float, float]:
         per_byte = float(seconds[np.argmax(sizes)] / np.max(sizes))
         for _ in range(20):
             model = latency + sizes * per_byte
+            # Long messages tell the rate, short ones the latency: the slope weighs them so.
             slope = sizes * per_byte / model  # of log(model) over log(per_byte)
             step = float(np.dot(slope, np.log(seconds / model)) / (np.dot(slope, slope) + 1e-12))
             per_byte *= float(np.exp(np.clip(step, -1.0, 1.0)))

@@ -93,6 +93,7 @@ class Fabric:
         """
         before, after = (sum(self._links(n) for n in shape) for shape in (self.size, size))
         rate = self.bytes_s
+        # A switch gives a device its full rate with any peer; direct links to unused peers carry nothing.
         if self.kind != "switch" and before and after:
             rate = rate * after / before
         return replace(self, size=size, bytes_s=rate)

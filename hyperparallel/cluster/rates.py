@@ -73,6 +73,8 @@ def sustained_rates(cluster: Cluster, axes: Mapping[str, int] | None = None) -> 
     axes: mesh axis -> size, innermost first; each is priced with the slowest fabric tier it crosses.
     """
     links = crossed_bytes_s(cluster, axes or {})
+    # For axes that are not named; 2e12 where one device has no links at all, so that nothing is priced by
+    # them.
     fastest = max((tier.bytes_s for tier in cluster.fabric if tier.num_members > 1), default=2e12)
     hops = [tier.latency_s for tier in cluster.fabric if tier.num_members > 1]
     return Rates(

@@ -44,6 +44,7 @@ def _sizes(fabric: Sequence[Fabric], count: int) -> list[tuple[int, ...]] | None
     rest = count
     for index, tier in enumerate(fabric):
         outermost = index == len(fabric) - 1
+        # Whole only if more follows outside: the last of the devices may be a smaller box of the same number.
         if not outermost and rest > tier.num_members and rest % tier.num_members == 0:
             sizes.append(tier.size)
             rest //= tier.num_members
@@ -58,6 +59,7 @@ def _sizes(fabric: Sequence[Fabric], count: int) -> list[tuple[int, ...]] | None
 
 def _box(tier: Fabric, count: int, may_grow: bool) -> tuple[int, ...] | None:
     """The best box of `count` members: inner dimensions whole for a mesh, near to a cube for a torus."""
+    # A full mesh has no port left for another member.
     grows = may_grow and tier.kind != "mesh"
     limits = [count if grows else min(count, size) for size in tier.size]
     boxes = list(_boxes(count, limits))
@@ -66,6 +68,7 @@ def _box(tier: Fabric, count: int, may_grow: bool) -> tuple[int, ...] | None:
     if tier.size in boxes:
         return tier.size
     if tier.kind == "torus":
+        # Of boxes of one volume the one nearest to a cube has the least sum of sides, and the shortest ways.
         return min(boxes, key=lambda box: (sum(box), box))
     return max(boxes)
 

@@ -93,11 +93,13 @@ def seconds_at(points: Points, work: float) -> float:
     """
     last_work, last_seconds = points[-1]
     if work >= last_work:
+        # Past what was timed all is streaming: time grows as the work does.
         return last_seconds * work / last_work
     i = bisect.bisect_right([known for known, _ in points], work)
     if i == 0:
         return points[0][1]
     (low, low_seconds), (high, high_seconds) = points[i - 1], points[i]
+    # A straight line between logarithms: costs are nearly powers of the work.
     share = math.log(work / low) / math.log(high / low)
     return math.exp((1 - share) * math.log(low_seconds) + share * math.log(high_seconds))
 

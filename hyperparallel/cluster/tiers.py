@@ -66,5 +66,6 @@ class Tier:
         """
         if self.total_bytes_s is None:
             return self.read_bytes_s, self.write_bytes_s
+        # Devices of other hosts do not share: at most `shared_by` of them meet here.
         share = self.total_bytes_s / max(1, min(devices or self.shared_by, self.shared_by))
         return min(self.read_bytes_s, share), min(self.write_bytes_s, share)

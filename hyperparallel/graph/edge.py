@@ -132,9 +132,9 @@ class _Writer:
 
     def _blocks(self, step: SendRecv, ends: tuple[int, int], which: int) -> Iterator[communication.Box]:
         """Blocks from one rank to another, in the sender's piece (2) or the receiver's (3)."""
-        for piece in step.pieces(self.edge.value.shape):
-            if (piece.src_rank, piece.dst_rank) == ends:
-                yield box_of(piece[which])  # type: ignore[arg-type]
+        for block in step.blocks(self.edge.value.shape):
+            if (block.src_rank, block.dst_rank) == ends:
+                yield box_of(block[which])  # type: ignore[arg-type]
 
     def _emit(self, fn: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self._noted(self.graph.call_function(fn, args, kwargs))

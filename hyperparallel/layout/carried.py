@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hyperparallel.errors import LayoutError, UserError
+from hyperparallel.layout.entries import DEVICE
 from hyperparallel.layout.layout import Layout
-
-DEVICE = "device"
 
 
 def refuse_tier(layout: Layout, where: str, error: type[UserError] = LayoutError) -> None:

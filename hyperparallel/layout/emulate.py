@@ -95,6 +95,8 @@ def join(layout: Layout, held: Mapping[int, Array], shape: Sequence[int]) -> Arr
 def _summands(value: Array, op: str, size: int, rng: np.random.Generator) -> list[Array]:
     noise = [rng.integers(-9, 10, value.shape).astype(value.dtype) for _ in range(size)]
     if op == "sum":
+        # Integers, so that sums in any order are exact and a wrong step shows as a difference, not as
+        # rounding.
         noise[0] = value - sum(noise[1:])
     elif op == "prod":
         noise = [np.where(part < 0, -1, 1) for part in noise]
@@ -109,11 +111,12 @@ def _do(step: Step, held: HeldPieces, shape: tuple[int, ...]) -> HeldPieces:
     if isinstance(step, Slice):
         return {rank: held[rank][_inside(step, shape, rank)] for rank in step.src.mesh.ranks}
     if isinstance(step, Permute | SendRecv):
-        return _exchange(step.dst, step.pieces(shape), held, shape)
+        return _exchange(step.dst, step.blocks(shape), held, shape)
     if isinstance(step, Move):
         return held
     done: HeldPieces = {}
     for group in step.src.mesh.groups(step.axes):
+        # In the order of the step's axes: it is the order in which gathered pieces are joined.
         members = step.src.mesh.group(group[0], step.axes)
         done.update(_do_group(step, members, held, shape))
     return done
@@ -166,12 +169,13 @@ def _inside(step: Step, shape: tuple[int, ...], rank: int) -> tuple[slice, ...]:
 
 
 def _exchange(
-    dst: Layout, pieces: Sequence[MovedBlock], held: HeldPieces, shape: tuple[int, ...]
+    dst: Layout, blocks: Sequence[MovedBlock], held: HeldPieces, shape: tuple[int, ...]
 ) -> HeldPieces:
     dtype = next(iter(held.values())).dtype
+    # A value that tests do not use, so that what no block fills is seen.
     done = {rank: np.full(dst.local_shape(shape, rank), -77, dtype) for rank in dst.mesh.ranks}
-    for piece in pieces:
-        done[piece.dst_rank][piece.dst_slices] = held[piece.src_rank][piece.src_slices]
+    for block in blocks:
+        done[block.dst_rank][block.dst_slices] = held[block.src_rank][block.src_slices]
     return done
 
 

@@ -19,6 +19,9 @@ int."""
 Dims = tuple[tuple[str, ...], ...]
 """Per tensor dim the axes that cut it, outermost first."""
 
+DEVICE = "device"
+"""The memory that programs compute in; every other tier is one that pieces are kept in."""
+
 Partial = tuple[tuple[str, str], ...]
 """(axis, operation) pairs in mesh order."""
 
@@ -41,6 +44,7 @@ def canonical_dims(grid: Grid, dims: Sequence[Any]) -> Dims:
         for axis in _entry_axes(grid, entry):
             if axis in used:
                 raise LayoutError("tensor_map", dims, f"each axis once per tensor; {axis!r} is used twice")
+            # Axes of size one count too: a plan must not become wrong when the mesh grows.
             used.add(axis)
             if _axis_size(grid, axis, f"tensor_map[{dim}]") > 1:
                 axes.append(axis)
@@ -57,6 +61,7 @@ def _entry_axes(grid: Grid, entry: Any) -> tuple[str, ...]:
         if not -1 <= entry < len(grid.names):
             allowed = f"-1 (whole) or 0 to {len(grid.names) - 1}, counted from the right"
             raise LayoutError("tensor_map", entry, allowed)
+        # The paper's tensor map counts axes from the right: 0 is the innermost.
         return () if entry == -1 else (grid.names[len(grid.names) - 1 - entry],)
     return tuple(axis for part in entry for axis in _entry_axes(grid, part))
 

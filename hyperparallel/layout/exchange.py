@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from hyperparallel.errors import LayoutError
 from hyperparallel.layout.grid import Grid
 from hyperparallel.layout.layout import Layout
 from hyperparallel.layout.shards import check_shape, intervals
@@ -41,43 +42,48 @@ DimCut = tuple[dict[str, int], int, int]
 def moved_blocks(src: Layout, dst: Layout, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
     """All blocks that make the pieces of `dst` from those of `src`; they tile each piece of `dst`.
 
-    Empty blocks are left out. On one mesh, axes pending in `src` must be pending in `dst`.
+    Empty blocks are left out. Axes pending in `src` must be pending in `dst`, on the same mesh: a block is
+    one rank's summand. Raises LayoutError for a sum that would be lost.
 
     >>> from hyperparallel.layout import Mesh
     >>> two = Mesh((2,), ("dp",))
-    >>> [piece[:2] for piece in moved_blocks(two("dp"), Mesh((1,), ("x",), (7,))(None), (4,))]
+    >>> [block[:2] for block in moved_blocks(two("dp"), Mesh((1,), ("x",), (7,))(None), (4,))]
     [(0, 7), (1, 7)]
     """
     shape = check_shape(src.dims, check_shape(dst.dims, shape))
+    if src.partial and (src.mesh, src.partial) != (dst.mesh, dst.partial):
+        allowed = f"pending in {dst} too, on one mesh: an exchange adds nothing up"
+        raise LayoutError("partial", dict(src.partial), allowed, "an AllReduce or ReduceScatter before it")
     old = [_cuts(size, axes, src.mesh) for size, axes in zip(shape, src.dims, strict=True)]
-    found = []
+    blocks = []
     for turn, rank in enumerate(dst.mesh.ranks):
+        # Per dim first: pieces are boxes, so that what meets in every dim meets.
         wanted = intervals(dst.mesh, dst.dims, shape, rank)
-        start_at = _like_receiver(src, dst, rank, turn)
+        start_at = _like_receiver(src, rank, turn)
         meets = [
             [cut for cut in cuts if cut[1] < stop and start < cut[2]]
             for cuts, (start, stop) in zip(old, wanted, strict=True)
         ]
         for choice in itertools.product(*meets):
-            found.append(_piece(src, rank, wanted, choice, start_at))
-    return tuple(found)
+            blocks.append(_block(src, rank, wanted, choice, start_at))
+    return tuple(blocks)
 
 
-def most_received(found: Sequence[MovedBlock]) -> int:
+def most_received(blocks: Sequence[MovedBlock]) -> int:
     """Elements that the busiest receiver gets from other ranks."""
     received: Counter[int] = Counter()
-    for piece in found:
-        if piece.src_rank != piece.dst_rank:
-            received[piece.dst_rank] += piece.num_elements
+    for block in blocks:
+        if block.src_rank != block.dst_rank:
+            received[block.dst_rank] += block.num_elements
     return max(received.values(), default=0)
 
 
-def most_sent(found: Sequence[MovedBlock]) -> int:
+def most_sent(blocks: Sequence[MovedBlock]) -> int:
     """Elements that the busiest sender gives to other ranks."""
     sent: Counter[int] = Counter()
-    for piece in found:
-        if piece.src_rank != piece.dst_rank:
-            sent[piece.src_rank] += piece.num_elements
+    for block in blocks:
+        if block.src_rank != block.dst_rank:
+            sent[block.src_rank] += block.num_elements
     return max(sent.values(), default=0)
 
 
@@ -92,20 +98,23 @@ def _cuts(size: int, axes: tuple[str, ...], grid: Grid) -> list[DimCut]:
                 low = min(start + index * piece, stop)
                 finer.append(({**at, axis: index}, low, min(low + piece, stop)))
         cuts = finer
+    # Empty pieces meet nothing.
     return [cut for cut in cuts if cut[1] < cut[2]]
 
 
-def _like_receiver(src: Layout, dst: Layout, rank: int, turn: int) -> Mapping[str, int]:
+def _like_receiver(src: Layout, rank: int, turn: int) -> Mapping[str, int]:
     """Coordinates in the source mesh for the axes that do not cut the tensor there."""
-    if rank in src.mesh._indices and (src.mesh == dst.mesh or not src.partial):
+    # A rank of both meshes takes what it can from itself.
+    if rank in src.mesh._indices:
         return src.mesh.coordinate(rank)
-    found = dict.fromkeys(src.mesh.names, 0)
+    # The digits of a receiver's turn: neighbours in turn ask different holders of the same piece.
+    at = dict.fromkeys(src.mesh.names, 0)
     for axis in src.free_axes:
-        turn, found[axis] = divmod(turn, src.mesh.axis_size(axis))
-    return found
+        turn, at[axis] = divmod(turn, src.mesh.axis_size(axis))
+    return at
 
 
-def _piece(
+def _block(
     src: Layout,
     rank: int,
     wanted: Sequence[tuple[int, int]],
@@ -115,6 +124,8 @@ def _piece(
     at = dict(start_at)
     src_slices, dst_slices = [], []
     for (start, stop), (where, low, high) in zip(wanted, choice, strict=True):
+        # On the axes that cut the source, the sender is who holds the piece; on others it stands as chosen
+        # before.
         at.update(where)
         first, last = max(start, low), min(stop, high)
         src_slices.append(slice(first - low, last - low))

@@ -37,6 +37,7 @@ class Grid:
     def __init__(
         self, shape: Sequence[int], names: Sequence[str], ranks: Sequence[int] | None = None
     ) -> None:
+        # One name is no sequence of letters.
         names = (names,) if isinstance(names, str) else names
         shape, names = tuple(shape), tuple(names)
         size = _check_grid(shape, names)
@@ -107,6 +108,7 @@ class Grid:
             index = coordinate.get(name, 0)
             if not 0 <= index < size:
                 raise LayoutError(f"coordinate {name}", index, f"0 to {size - 1}")
+            # Row-major, as numpy and DeviceMesh count: the last axis fastest.
             position = position * size + index
         return self.ranks[position]
 
@@ -121,6 +123,7 @@ class Grid:
         places = [self.axis_index(axis) for axis in axes]
         if len(set(places)) != len(places):
             raise LayoutError("axes", axes, "each axis once")
+        # Row-major in the order asked for: pieces gathered in this order join to the dim that those axes cut.
         members = []
         for choice in itertools.product(*(range(self.shape[place]) for place in places)):
             for place, index in zip(places, choice, strict=True):

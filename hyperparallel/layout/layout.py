@@ -177,6 +177,7 @@ class Layout:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
+        # Interned per mesh object: equal layouts of equal meshes may still be two objects.
         if not isinstance(other, Layout) or self._hash != other._hash:
             return False
         mine, theirs = (self.dims, self.partial, self.tier), (other.dims, other.partial, other.tier)
@@ -309,6 +310,8 @@ def make_layout(mesh: Mesh, dims: Sequence[DimSpec], partial: Mapping[str, str],
     """The one layout that these arguments mean, interned on its mesh object."""
     try:
         given = tuple(d if d is None or isinstance(d, str | int) else tuple(d) for d in dims)
+        # As it was written: a spelling that came before needs no checks. Canonical keys have the tier last,
+        # so that the two kinds never meet in one table.
         key = (given, tier, tuple(partial.items()))
         found = mesh._layouts.get(key)
     except (TypeError, AttributeError):
@@ -333,6 +336,7 @@ def _intern(
     key = (dims, partial, tier)
     found = mesh._layouts.get(key)
     if found is None:
+        # Past `__new__`, which reads the paper's arguments, and past the frozen `__setattr__`.
         found = object.__new__(Layout)
         put = object.__setattr__
         put(found, "mesh", mesh)

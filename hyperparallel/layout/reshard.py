@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from hyperparallel.errors import LayoutError
+from hyperparallel.layout.entries import DEVICE
 from hyperparallel.layout.exchange import most_received, most_sent
 from hyperparallel.layout.layout import Layout, _intern, make_layout
 from hyperparallel.layout.routes import (
@@ -84,8 +84,8 @@ def find_steps(
     check_shape(dst.dims, shape)
     if src == dst:
         return ()
-    if src.tier != dst.tier:
-        return _change_tier(src, dst, shape, itemsize, costs)
+    if (src.tier, dst.tier) != (DEVICE, DEVICE):
+        return _by_way_of_device(src, dst, shape, itemsize, costs)
     if src.mesh == dst.mesh:
         return _on_one_mesh(src, dst, shape, itemsize, costs)
     return _across(src, dst, shape, itemsize, costs)
@@ -94,30 +94,29 @@ def find_steps(
 _cached = lru_cache(maxsize=65536)(find_steps)
 
 
-def _change_tier(
+def _by_way_of_device(
     src: Layout, dst: Layout, shape: tuple[int, ...], itemsize: int, costs: Costs | None
 ) -> tuple[Step, ...]:
-    """Collectives run on the device: fetch before them, store after them."""
-    if "device" not in (src.tier, dst.tier) and (src.dims, src.mesh) != (dst.dims, dst.mesh):
-        allowed = f"a layout on the device, or only the tier changed from {src.tier!r}"
-        raise LayoutError("tier", dst.tier, allowed, "two steps, by way of tier 'device'")
-    first = dst.tier == "device"
-    if first:
-        there = src.replace(tier=dst.tier)
-        return (Move((), src, there), *find_steps(there, dst, shape, itemsize, costs))
-    there = dst.replace(tier=src.tier)
-    return (*find_steps(src, there, shape, itemsize, costs), Move((), there, dst))
+    """Collectives run on the device: what lies elsewhere is fetched before them and stored after them."""
+    if src.replace(tier=dst.tier) == dst:
+        return (Move((), src, dst),)
+    first, last = src.replace(tier=DEVICE), dst.replace(tier=DEVICE)
+    fetch = (Move((), src, first),) if src != first else ()
+    store = (Move((), last, dst),) if last != dst else ()
+    return (*fetch, *find_steps(first, last, shape, itemsize, costs), *store)
 
 
 def _on_one_mesh(
     src: Layout, dst: Layout, shape: tuple[int, ...], itemsize: int, costs: Costs | None
 ) -> tuple[Step, ...]:
+    # Cuts never wait for a new pending sum: it is the last step, and moves nothing.
     finish, kept = _to_finish(src, dst)
     pend = [(axis, op) for axis, op in dst.partial if axis not in kept]
-    task = RouteProblem(Traffic(src.mesh._sizes, shape), src.dims, dst.dims, finish, src.free_axes)
+    problem = RouteProblem(Traffic(src.mesh._sizes, shape), src.dims, dst.dims, finish, src.free_axes)
     if costs is None:
-        return _steps(src, dst, cheapest_way(task), pend)
-    options = [_steps(src, dst, way, pend) for way in possible_ways(task)]
+        return _steps(src, dst, cheapest_way(problem), pend)
+    # Seconds may like what bytes never do (a latency saved, a fast axis): all ways are built and priced.
+    options = [_steps(src, dst, way, pend) for way in possible_ways(problem)]
     return min(
         options, key=lambda steps: (sum(costs(step, shape, itemsize) for step in steps), _load(steps, shape))
     )
@@ -137,6 +136,7 @@ def _to_finish(src: Layout, dst: Layout) -> tuple[tuple[tuple[str, str], ...], s
     touched: set[str] = set()
     for axis in src.mesh.names:
         old, new = before.get(axis), wanted.get(axis)
+        # A sum of sums may be finished in any order, a maximum of sums may not.
         if old is not None and old == new and touched <= {old}:
             kept.add(axis)
             continue
@@ -167,10 +167,13 @@ def _steps(src: Layout, dst: Layout, way: Sequence[Way], pend: Sequence[tuple[st
 def _across(
     src: Layout, dst: Layout, shape: tuple[int, ...], itemsize: int, costs: Costs | None
 ) -> tuple[Step, ...]:
+    # A reduce-scatter where a whole sum would do: what crosses is then cut over all ranks that summed it.
     leave = _spread(src, shape, src.partial_axes) if src.partial else src
     first = find_steps(src, leave, shape, itemsize, costs)
     whole = dst.replace(partial=())
     options = []
+    # Landing cut sends each element once and gathers it on the target's own links; landing whole saves the
+    # gather.
     for land in dict.fromkeys([whole, _spread(whole, shape, ())]):
         steps = (*first, SendRecv((), leave, land), *find_steps(land, dst, shape, itemsize, costs))
         options.append(steps)
@@ -184,9 +187,9 @@ def _spread(layout: Layout, shape: tuple[int, ...], finished: tuple[str, ...]) -
     if not shape:
         return layout.replace(partial=())
     axes = [*layout.free_axes, *finished]
-    task = RouteProblem(Traffic(layout.mesh._sizes, shape), layout.dims, layout.dims)
+    problem = RouteProblem(Traffic(layout.mesh._sizes, shape), layout.dims, layout.dims)
     dims = list(layout.dims)
-    for dim, more in place_axes(task, dims, axes, []):
+    for dim, more in place_axes(problem, dims, axes, []):
         dims[dim] += more
     return make_layout(layout.mesh, dims, {}, layout.tier)
 
@@ -196,9 +199,9 @@ def _load(steps: Sequence[Step], shape: tuple[int, ...]) -> tuple[int, int, int]
     busiest = crossing = 0
     for step in steps:
         if isinstance(step, SendRecv):
-            found = step.pieces(shape)
-            busiest += max(most_received(found), most_sent(found))
-            crossing += sum(p.num_elements for p in found if p.src_rank != p.dst_rank)
+            blocks = step.blocks(shape)
+            busiest += max(most_received(blocks), most_sent(blocks))
+            crossing += sum(b.num_elements for b in blocks if b.src_rank != b.dst_rank)
         else:
             busiest += step.num_elements(shape)
     return busiest, crossing, len(steps)

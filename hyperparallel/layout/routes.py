@@ -1,16 +1,14 @@
-"""Ways from one layout to another on one mesh, as cheap tuples with a price, before steps are
-built.
+"""Ways from one layout to another on one mesh, as cheap tuples with a price, before steps are built.
 
 The price is the number of elements one rank receives. Three facts leave a handful of ways to
 compare, where a search over states would visit thousands:
 
 1. Without pending reductions nothing beats an exact exchange (`traffic.missing`); slices, then one
    all-to-all, then gathers move just as little whenever the orders of the cuts allow them.
-2. A reduction costs in proportion to the piece it is done on, so everything that may shrink the
-piece
-   goes first: cuts that the target wants (in their place, or aside where the order forbids it), and
-   temporary cuts over axes along which ranks hold the same (undone by a gather at the end: with 8 x
-   8 ranks, 4 times fewer bytes than a plain reduce-scatter).
+2. A reduction costs in proportion to the piece it is done on, so everything that may shrink the piece goes
+   first: cuts that the target wants (in their place, or aside where the order forbids it), and temporary cuts
+   over axes along which ranks hold the same (undone by a gather at the end: with 8 x 8 ranks, 4 times fewer
+   bytes than a plain reduce-scatter).
 3. An all-reduce is a reduce-scatter and a gather, and is split that way where the gather is free
    because an exchange must follow anyway.
 
@@ -50,62 +48,65 @@ class RouteProblem:
     free: tuple[str, ...] = ()
 
 
-def cheapest_way(task: RouteProblem) -> list[Way]:
+def cheapest_way(problem: RouteProblem) -> list[Way]:
     """The way with the fewest elements received, among those the one with the fewest steps."""
-    if not task.reduce:
-        return _cut(task, task.src)[1]
+    if not problem.reduce:
+        return _cut(problem, problem.src)[1]
     tried: dict[Dims, tuple[int, int, list[Way]]] = {}
-    for choice in _choices(task):
-        price, steps, dims = _reduce(task, *choice)
+    for choice in _choices(problem):
+        price, steps, dims = _reduce(problem, *choice)
         found = (price, len(steps), steps)
+        # Of choices that reduce to one cut only the cheapest goes on: what follows is the same for all.
         if dims not in tried or found[:2] < tried[dims][:2]:
             tried[dims] = found
     # What must still come is at least this; the most promising first, so that most need no exact price.
-    piece, at_least = task.traffic.lengths(task.dst), task.traffic.at_least
+    piece, at_least = problem.traffic.lengths(problem.dst), problem.traffic.at_least
     bound = {
-        dims: (price + at_least(dims, piece), num_steps + (dims != task.dst))
+        dims: (price + at_least(dims, piece), num_steps + (dims != problem.dst))
         for dims, (price, num_steps, _) in tried.items()
     }
     best: list[Way] = []
     least: tuple[float, float] = (math.inf, math.inf)
     for dims in sorted(tried, key=bound.__getitem__):
+        # Sorted by the bound: no later one can be better.
         if bound[dims] >= least:
             break
         price, _, steps = tried[dims]
-        rest, last = _cut(task, dims)
+        rest, last = _cut(problem, dims)
         score = (price + rest, len(steps) + len(last))
         if score < least:
             best, least = steps + last, score
     return best
 
 
-def possible_ways(task: RouteProblem) -> Iterator[list[Way]]:
+def possible_ways(problem: RouteProblem) -> Iterator[list[Way]]:
     """Every way that some costs may like, also such as are never fewest bytes."""
-    if not task.reduce:
+    if not problem.reduce:
         for form in FORMS:
-            yield _cut(task, task.src, form)[1]
+            yield _cut(problem, problem.src, form)[1]
         return
-    for early, temporary, scattered in _choices(task):
-        _, steps, dims = _reduce(task, early, temporary, scattered)
+    for early, temporary, scattered in _choices(problem):
+        _, steps, dims = _reduce(problem, early, temporary, scattered)
         for form in FORMS:
-            yield steps + _cut(task, dims, form)[1]
+            yield steps + _cut(problem, dims, form)[1]
 
 
-def _choices(task: RouteProblem) -> Iterator[tuple[list[tuple[str, ...]], list[str], list[str]]]:
-    """What to cut before reducing (in place, and where it disturbs least), what to scatter
-    aside."""
-    if not task.src:
+def _choices(problem: RouteProblem) -> Iterator[tuple[list[tuple[str, ...]], list[str], list[str]]]:
+    """What to cut before reducing (in place, and where it disturbs least), what to scatter aside."""
+    # A scalar has no dim to cut: its reductions are done whole.
+    if not problem.src:
         yield [], [], []
         return
-    wanted = {axis for axes in task.dst for axis in axes}
-    spare = [axis for axis in task.free if axis not in wanted]
-    whole = [axis for axis, _ in task.reduce if axis not in wanted]
-    ordered, eager = _early(task, False), _early(task, True)
+    wanted = {axis for axes in problem.dst for axis in axes}
+    spare = [axis for axis in problem.free if axis not in wanted]
+    whole = [axis for axis, _ in problem.reduce if axis not in wanted]
+    ordered, eager = _early(problem, False), _early(problem, True)
+    # What the target wants but where its place is not free yet: cut there all the same, or aside.
     late = [axis for axes in eager for axis in axes if not any(axis in done for done in ordered)]
     cuts: list[tuple[list[tuple[str, ...]], list[str]]] = [(ordered, [])]
     cuts += [(eager, []), (ordered, late)] if late else []
     for early, aside in cuts:
-        lost = _out_of_order(task, early)
+        lost = _out_of_order(problem, early)
         for temporary in (aside, aside + spare) if spare else (aside,):
             for scattered in ([], whole) if whole else ([],):
                 yield early, temporary, scattered
@@ -113,95 +114,97 @@ def _choices(task: RouteProblem) -> Iterator[tuple[list[tuple[str, ...]], list[s
                     yield early, temporary, scattered + lost
 
 
-def _out_of_order(task: RouteProblem, early: list[tuple[str, ...]]) -> list[str]:
+def _out_of_order(problem: RouteProblem, early: list[tuple[str, ...]]) -> list[str]:
     """Axes to be reduced whose place in the target comes after something that is not there yet."""
-    reduced = {axis for axis, _ in task.reduce}
+    reduced = {axis for axis, _ in problem.reduce}
     found = []
-    for have, new, want in zip(task.src, early, task.dst, strict=True):
+    for have, new, want in zip(problem.src, early, problem.dst, strict=True):
+        # A reduce-scatter puts its axes behind the cuts that are there.
         ends = tuple(axis for axis in want if axis in reduced)
         astray = _rest(have + new + ends, want)
         found += [axis for axis in ends if axis in astray]
     return found
 
 
-def _early(task: RouteProblem, eager: bool) -> list[tuple[str, ...]]:
-    """Per dim the free axes to cut at once; only those already in their final order unless
-    eager."""
+def _early(problem: RouteProblem, eager: bool) -> list[tuple[str, ...]]:
+    """Per dim the free axes to cut at once; only those already in their final order unless eager."""
     found = []
-    for have, want in zip(task.src, task.dst, strict=True):
+    for have, want in zip(problem.src, problem.dst, strict=True):
         if eager:
-            found.append(tuple(axis for axis in want if axis in task.free))
+            found.append(tuple(axis for axis in want if axis in problem.free))
             continue
         last = first = len(have)
         if want[:first] == have:
-            while last < len(want) and want[last] in task.free:
+            while last < len(want) and want[last] in problem.free:
                 last += 1
         found.append(want[first:last])
     return found
 
 
 def _reduce(
-    task: RouteProblem, early: list[tuple[str, ...]], temporary: list[str], scattered: list[str]
+    problem: RouteProblem, early: list[tuple[str, ...]], temporary: list[str], scattered: list[str]
 ) -> tuple[int, list[Way], Dims]:
     """Cut, then reduce: the price, the steps, and how the dims are cut afterwards.
 
     temporary: axes to cut at once wherever they disturb least; scattered: axes to be reduced that
     end in such places, in pieces, instead of whole.
     """
-    dims = [have + new for have, new in zip(task.src, early, strict=True)]
+    dims = [have + new for have, new in zip(problem.src, early, strict=True)]
     cuts = list(early)
-    for dim, extra in place_axes(task, dims, temporary, _quiet(task, dims)):
+    for dim, extra in place_axes(problem, dims, temporary, _quiet(problem, dims)):
         cuts[dim] += extra
         dims[dim] += extra
     steps: list[Way] = [("slice", axes, dim) for dim, axes in enumerate(cuts) if axes]
     price = 0
-    for op, axes in by_op(task.reduce):
+    for op, axes in by_op(problem.reduce):
         direct = [axis for axis in axes if axis not in scattered]
-        ends = [tuple(axis for axis in want if axis in direct) for want in task.dst]
+        ends = [tuple(axis for axis in want if axis in direct) for want in problem.dst]
         aside = [axis for axis in axes if axis in scattered]
         if aside:
             now = [have + end for have, end in zip(dims, ends, strict=True)]
-            for dim, more in place_axes(task, now, aside, _quiet(task, now)):
+            for dim, more in place_axes(problem, now, aside, _quiet(problem, now)):
                 ends[dim] += more
-        for dim in _least_waste_first(task, dims, ends):
-            paid, groups = _scatter(task, dims, dim, ends[dim])
+        for dim in _least_waste_first(problem, dims, ends):
+            paid, groups = _scatter(problem, dims, dim, ends[dim])
             price += paid
             dims[dim] += ends[dim]
             steps += [("reduce_scatter", group, dim, op) for group in groups]
         ended = {axis for end in ends for axis in end}
-        rest = tuple(axis for axis in task.traffic.sizes if axis in axes and axis not in ended)
+        # In mesh order, as groups over several axes are made.
+        rest = tuple(axis for axis in problem.traffic.sizes if axis in axes and axis not in ended)
         if rest:
             steps.append(("all_reduce", rest, op))
-            n = _product(task.traffic.sizes, rest)
-            price += 2 * (n - 1) * -(-task.traffic.largest(dims) // n)
+            n = _product(problem.traffic.sizes, rest)
+            # As `AllReduce.num_elements` counts: a reduce-scatter and a gather of the rounded-up share.
+            price += 2 * (n - 1) * -(-problem.traffic.largest(dims) // n)
     return price, steps, tuple(dims)
 
 
 def _least_waste_first(
-    task: RouteProblem, dims: list[tuple[str, ...]], ends: list[tuple[str, ...]]
+    problem: RouteProblem, dims: list[tuple[str, ...]], ends: list[tuple[str, ...]]
 ) -> list[int]:
     """Dims to be scattered over, those that divide first: a rounded-up piece costs what follows."""
     chosen = [dim for dim, end in enumerate(ends) if end]
     if len(chosen) < 2:
         return chosen
-    old = task.traffic.lengths(dims)
-    new = task.traffic.lengths([have + end for have, end in zip(dims, ends, strict=True)])
+    old = problem.traffic.lengths(dims)
+    new = problem.traffic.lengths([have + end for have, end in zip(dims, ends, strict=True)])
 
     def waste(dim: int) -> float:
-        return new[dim] * _product(task.traffic.sizes, ends[dim]) / max(old[dim], 1)
+        return new[dim] * _product(problem.traffic.sizes, ends[dim]) / max(old[dim], 1)
 
     return sorted(chosen, key=waste)
 
 
 def _scatter(
-    task: RouteProblem, dims: list[tuple[str, ...]], dim: int, end: tuple[str, ...]
+    problem: RouteProblem, dims: list[tuple[str, ...]], dim: int, end: tuple[str, ...]
 ) -> tuple[int, list[tuple[str, ...]]]:
     """The price of reduce-scatters over the axes of `end`: one, or one each if that is less.
 
     Pieces that divide cost the same either way; one joint scatter of few rows over many ranks
     rounds every rank's share up to a row, where the inner of two works on few rows already.
     """
-    sizes, traffic = task.traffic.sizes, task.traffic
+    sizes, traffic = problem.traffic.sizes, problem.traffic
     now = list(dims)
     now[dim] += end
     joint = (_product(sizes, end) - 1) * traffic.largest(now)
@@ -224,64 +227,69 @@ def by_op(reduce: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def _quiet(task: RouteProblem, dims: list[tuple[str, ...]]) -> list[int]:
+def _quiet(problem: RouteProblem, dims: list[tuple[str, ...]]) -> list[int]:
     """Dims on which more cuts disturb no order: all that the target wants of them is there."""
-    both = zip(dims, task.dst, strict=True)
+    both = zip(dims, problem.dst, strict=True)
     return [dim for dim, (have, want) in enumerate(both) if want == have[: len(want)]]
 
 
 def place_axes(
-    task: RouteProblem, dims: list[tuple[str, ...]], axes: list[str], quiet: list[int]
+    problem: RouteProblem, dims: list[tuple[str, ...]], axes: list[str], quiet: list[int]
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Dims for axes that may cut any: one that all divide, else each where least is rounded up."""
     if not axes:
         return []
-    left = task.traffic.lengths(dims)
+    left = problem.traffic.lengths(dims)
     among = quiet or list(range(len(dims)))
-    count = _product(task.traffic.sizes, tuple(axes))
+    count = _product(problem.traffic.sizes, tuple(axes))
+    # A dim that all the axes divide keeps pieces equal, so that nothing is rounded up.
     best = max(among, key=lambda dim: (left[dim] % count == 0, left[dim]))
     if left[best] % count == 0:
         return [(best, tuple(axes))]
     found: dict[int, tuple[str, ...]] = {}
     for axis in axes:
-        size = task.traffic.sizes[axis]
+        size = problem.traffic.sizes[axis]
         best = max(among, key=lambda dim: ((-left[dim] // size) / max(left[dim], 1), left[dim]))
         left[best] = -(-left[best] // size)
         found[best] = (*found.get(best, ()), axis)
     return list(found.items())
 
 
-def _cut(task: RouteProblem, src: Dims, form: str = "best") -> tuple[int, list[Way]]:
+def _cut(problem: RouteProblem, src: Dims, form: str = "best") -> tuple[int, list[Way]]:
     """From one cut to another with nothing to reduce; form: best, or always exchange, or gather."""
-    if src == task.dst:
+    if src == problem.dst:
         return 0, []
-    least = task.traffic.missing(src, task.dst)
-    steps = None if form == "exchange" else _collectives(task, src)
+    least = problem.traffic.missing(src, problem.dst)
+    steps = None if form == "exchange" else _collectives(problem, src)
     if steps is None and form == "gather":
-        steps = _gather_all(src, task.dst)
+        steps = _gather_all(src, problem.dst)
     if steps is not None:
-        price = _priced(task, src, steps)
+        price = _priced(problem, src, steps)
+        # Collectives that move no more than the exact exchange are taken before it: libraries know them, and
+        # an exchange is an all-to-all of uneven blocks.
         if price <= least or form == "gather":
             return price, steps
-    leaving = {axis for have, want in zip(src, task.dst, strict=True) for axis in _rest(have, want)}
-    axes = tuple(axis for axis in task.traffic.sizes if axis in leaving)
-    return least, [("permute", axes, task.dst)]
+    leaving = {axis for have, want in zip(src, problem.dst, strict=True) for axis in _rest(have, want)}
+    axes = tuple(axis for axis in problem.traffic.sizes if axis in leaving)
+    return least, [("permute", axes, problem.dst)]
 
 
-def _collectives(task: RouteProblem, src: Dims) -> list[Way] | None:
+def _collectives(problem: RouteProblem, src: Dims) -> list[Way] | None:
     """Slices, at most one all-to-all, gathers; None where these alone would move too much."""
     slices: list[Way] = []
     gathers: list[Way] = []
     moved_from: tuple[int, tuple[str, ...]] | None = None
     moved_to: tuple[int, tuple[str, ...]] | None = None
     cut = {axis for axes in src for axis in axes}
-    wanted = {axis for axes in task.dst for axis in axes}
-    for dim, (have, want) in enumerate(zip(src, task.dst, strict=True)):
+    wanted = {axis for axes in problem.dst for axis in axes}
+    for dim, (have, want) in enumerate(zip(src, problem.dst, strict=True)):
         old, new = _rest(have, want), _rest(want, have)
+        # A dim that both loses and gains cuts is no slice, gather or all-to-all.
         if old and new:
             return None
         if new:
             fresh, moved = _run(new, cut)
+            # One all-to-all at most, and only of axes that cut something now.
             if (moved and moved_to) or any(axis not in cut for axis in moved):
                 return None
             slices += [("slice", fresh, dim)] if fresh else []
@@ -294,6 +302,7 @@ def _collectives(task: RouteProblem, src: Dims) -> list[Way] | None:
             moved_from = (dim, moved) if moved else moved_from
     if moved_from is None or moved_to is None:
         return slices + gathers
+    # An all-to-all keeps the order of its axes.
     if moved_from[1] != moved_to[1]:
         return None
     return [*slices, ("all_to_all", moved_from[1], moved_from[0], moved_to[0]), *gathers]
@@ -310,14 +319,14 @@ def _gather_all(src: Dims, dst: Dims) -> list[Way]:
     return gathers + slices
 
 
-def _priced(task: RouteProblem, src: Dims, steps: list[Way]) -> int:
+def _priced(problem: RouteProblem, src: Dims, steps: list[Way]) -> int:
     if len(steps) == 1:
-        return task.traffic.missing(src, task.dst)
+        return problem.traffic.missing(src, problem.dst)
     price, now = 0, src
     for step in steps:
         then = after(now, step)
         if step[0] != "slice":
-            price += task.traffic.missing(now, then)
+            price += problem.traffic.missing(now, then)
         now = then
     return price
 

@@ -41,7 +41,9 @@ def intervals(grid: Grid, dims: Dims, shape: Sequence[int], rank: int) -> tuple[
         start, stop = 0, size
         for axis in axes:
             place = grid._places[axis]
+            # Rounded up, in integers: floats would be wrong past 2^53 elements.
             piece = -((start - stop) // grid.shape[place])
+            # Both borders are kept inside, so that pieces past the end are empty and lie at it.
             start = min(start + indices[place] * piece, stop)
             stop = min(start + piece, stop)
         found.append((start, stop))
@@ -111,6 +113,7 @@ def owners(
         start, stop = 0, size
         for axis in axes:
             piece = -((start - stop) // grid._sizes[axis])
+            # The cut read backwards: which piece an element falls in says the owners' index on that axis.
             fixed[axis] = (i - start) // piece
             start = start + fixed[axis] * piece
             stop = min(start + piece, stop)

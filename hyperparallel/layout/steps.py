@@ -119,7 +119,7 @@ class Permute(Step):
     collective can make without moving more bytes.
     """
 
-    def pieces(self, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
+    def blocks(self, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
         """Who sends which part of its piece to whom; from a rank to itself: a local copy."""
         return moved_blocks(self.src, self.dst, shape)
 
@@ -148,13 +148,13 @@ class Move(Step):
 class SendRecv(Step):
     """The tensor goes from the ranks of one mesh to those of another; `axes` is empty."""
 
-    def pieces(self, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
+    def blocks(self, shape: Sequence[int]) -> tuple[MovedBlock, ...]:
         """Who sends which part of its piece to whom; from a rank to itself: a local copy."""
         return moved_blocks(self.src, self.dst, shape)
 
     def num_elements(self, shape: Sequence[int]) -> int:
         """Elements that the busiest receiver gets from other ranks."""
-        return most_received(self.pieces(shape))
+        return most_received(self.blocks(shape))
 
 
 def _short(step: Step) -> str:

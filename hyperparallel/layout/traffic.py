@@ -85,9 +85,12 @@ class Traffic:
                 old_cut *= self.sizes[axis]
             for axis in new:
                 new_cut *= self.sizes[axis]
+            # A rounded-up piece is no longer size / cut.
             if size % old_cut or size % new_cut:
                 return None
             wanted *= size // new_cut
+            # Of two cuts of which one refines the other the finer piece lies inside the coarser; else some
+            # rank's do not meet.
             overlap *= size // max(old_cut, new_cut) if _compatible(old, new) else 0
         return wanted - overlap
 
@@ -108,9 +111,12 @@ class Traffic:
             wanted *= length
             gone, come = old[same:], new[same:]
             if gone and come:
+                # Nothing asks where this axis stands now: its last piece and the first new one do not meet.
                 apart |= gone[0] not in after
                 moved = gone[0]
             elif gone:
+                # Free to stand anywhere on the axes that went: the least overlap counts, down to an empty old
+                # piece.
                 overlap *= min(self._lengths_of(whole, gone))
             else:
                 overlap *= length
@@ -119,6 +125,8 @@ class Traffic:
             return wanted
         if not moves:
             return wanted - overlap
+        # Two ranks that most often lack everything: if one does, no rank lacks more, and the grid need not be
+        # looked at.
         for index in {1, self.sizes[moved] - 1} if moved else ():
             if self._received(src, dst, {moved: index}) == wanted:
                 return wanted
@@ -138,6 +146,7 @@ class Traffic:
             cut = [(length, -(-length // count)) for length in found]
             found = {piece for _, piece in cut}
             for length, piece in cut:
+                # Full pieces, then at most one rest, then empty ones.
                 full = length // piece if piece else 0
                 found |= {length - full * piece} if full < count else set()
                 found |= {0} if full + 1 < count else set()
@@ -192,12 +201,14 @@ class Traffic:
             start, stop = self._cut(dim, axes[:-1])
             piece = -((start - stop) // self.sizes[axes[-1]])
             start = np.minimum(start + self._positions(axes[-1]) * piece, stop)
+            # Nested cuts share their outer part, which recursion finds in the table.
             found = self._cuts[dim, axes] = start, np.minimum(start + piece, stop)
         return found
 
     def _positions(self, axis: str) -> NDArray[np.int64]:
         found = self._index.get(axis)
         if found is None:
+            # One array axis for each mesh axis: numpy's broadcasting then visits every coordinate.
             grid = [size if name == axis else 1 for name, size in self.sizes.items()]
             found = self._index[axis] = np.arange(self.sizes[axis]).reshape(grid)
         return found

@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from hyperparallel.errors import PlanError
 from hyperparallel.mpmd.action import Action, Schedule, halved_backwards, homes, needs_of
-from hyperparallel.mpmd.schedules.record import RankSeconds, larger
+from hyperparallel.mpmd.schedules.record import PipelineSchedule, RankSeconds, larger
 from hyperparallel.mpmd.schedules.table import schedule_named
 
 
@@ -49,6 +51,8 @@ def timed(
     end: dict[Action, float] = {}
     clocks, place = [0.0] * len(schedule), [0] * len(schedule)
     waiting: dict[Action, int] = {}
+    # Each rank runs on until it lacks something; who makes that wakes it: every action is looked at once or
+    # twice.
     todo = list(range(len(schedule)))
     while todo:
         rank = todo.pop()
@@ -92,7 +96,8 @@ def bubble_share(
 ) -> Any:
     """The idle share of a named schedule in closed form; seconds are a microbatch's on one rank.
 
-    together: whether a step ends for all ranks at once. Raises `PlanError` for an unknown name.
+    together: whether a step ends for all ranks at once. Holds for steps that the record `serves`. Raises
+    `PlanError` for an unknown name, and for chunks that the schedule cannot have.
 
     >>> bubble_share("1f1b", 4, 12)
     0.2
@@ -104,8 +109,8 @@ def bubble_share(
     record = schedule_named(name)
     seconds = RankSeconds(forward, input_grad, weight_grad)
     lost = record.idle if together else record.idle_alone
-    chunks = record.usual_chunks[0] if virtual is None else virtual
-    idle = larger(0.0, lost(stages, microbatches, chunks, seconds))
+    # Above 0: more work on a rank than the others wait for leaves nothing idle, but gives no time back.
+    idle = larger(0.0, lost(stages, microbatches, _chunks(record, virtual), seconds))
     return idle / (idle + microbatches * seconds.work)
 
 
@@ -116,4 +121,13 @@ def most_in_flight(name: str, stages: Any, microbatches: Any, virtual: Any = Non
     (4, 11)
     """
     record = schedule_named(name)
-    return record.held(stages, microbatches, record.usual_chunks[0] if virtual is None else virtual, rank)
+    return record.held(stages, microbatches, _chunks(record, virtual), rank)
+
+
+def _chunks(record: PipelineSchedule, virtual: Any) -> Any:
+    """Chunks a rank, by default as few as the schedule can have."""
+    chunks = record.usual_chunks[0] if virtual is None else virtual
+    if not np.all(record.chunks(chunks)):
+        allowed = f"{record.usual_chunks[0]} for {record.name}"
+        raise PlanError("virtual", chunks, allowed, f"virtual: {record.usual_chunks[0]}")
+    return chunks

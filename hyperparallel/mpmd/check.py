@@ -41,6 +41,7 @@ def check_schedule(schedule: Schedule, most: Sequence[int] | int | None = None) 
             raise PlanError("schedule", str(action), "for each stage and microbatch F and B, or F, I and W")
         if counts[action] != 1:
             raise PlanError("schedule", f"{action} {counts[action]} times", "every action once")
+    # Whether it deadlocks does not depend on how long actions take.
     timed(schedule, lambda action: 1.0)
     held = in_flight(schedule)
     limits = [most] * len(held) if isinstance(most, int) else most
@@ -69,6 +70,7 @@ def in_flight(
             if action.kind == "F":
                 held += kept
                 peak = max(peak, held)
+            # Not I: the weights' gradient still reads what the forward saved.
             elif action.kind in ("B", "W"):
                 held -= kept
         peaks.append(peak)

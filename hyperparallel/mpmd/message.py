@@ -67,6 +67,7 @@ def lowered(schedule: Schedule) -> tuple[tuple[ScheduleEntry, ...], ...]:
     ['Action', 'Send', 'Receive', 'Action']
     """
     needed = messages_of(schedule)
+    # An action makes at most one message: a stage has one stage behind it and one before.
     made = {message.source: message for message in needed.values()}
     place = {a: i for actions in schedule for i, a in enumerate(actions)}
     channels: dict[tuple[int, int], list[Message]] = defaultdict(list)

@@ -1,7 +1,7 @@
 """Derive everything that a plan leaves open: how each op runs and how each tensor lies on the mesh.
 
 Axis by axis, outermost first: settle what the plan fixes (batch axes cut the inputs, declared layouts
-fix parameters), let `shard.solve` choose the rest at the least cost, and collect the choices as `Cuts`
+fix parameters), let `solve_axis` choose the rest at the least cost, and collect the choices as `Cuts`
 per op and `Spec`s per source. An axis larger than the number of heads that must not be torn is first
 split in two (`refine`), so that grouped key/value heads are cut by the outer part and replicated over
 the inner.
@@ -17,16 +17,17 @@ from hyperparallel.cluster import Rates
 from hyperparallel.errors import LayoutError
 from hyperparallel.layout import Layout, Mesh
 from hyperparallel.plan.fixed_layouts import dim_place, region_of, written_choices, written_specs
+from hyperparallel.plan.op_specs import factor_cuts, operand_specs
 from hyperparallel.plan.plan import Plan, match
 from hyperparallel.plan.split_axes import refine
 from hyperparallel.plan.wording import bytes_words
-from hyperparallel.shard.axis_problem import AxisDecision, AxisTask, Progress
-from hyperparallel.shard.axis_states import WHOLE, AxisState, Choice, Cut, Pending
+from hyperparallel.shard.axis_problem import AxisDecision, AxisTask, Progress, constant_ops
+from hyperparallel.shard.axis_states import WHOLE, AxisState, Cut
 from hyperparallel.shard.op_seconds import StepSeconds
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.shard.rules.table import facts_of
-from hyperparallel.shard.solve_axis import constant_ops, solve_axis
-from hyperparallel.shard.spec import FactorCut, Spec, make_spec, spec_of_dims, spec_of_layout
+from hyperparallel.shard.solve_axis import solve_axis
+from hyperparallel.shard.spec import FactorCut, Spec, make_spec, spec_of_layout
 from hyperparallel.workload import Workload
 
 OPTIMIZER_TOUCHES = 7.0
@@ -100,6 +101,7 @@ def decide(
     done = Progress()
     axes = []
     for axis in settling.mesh.names:
+        # An axis of one rank decides nothing; no layout names it either.
         if settling.mesh.axis_size(axis) > 1:
             task = settling.task(axis, done)
             constant = settling.constant
@@ -115,6 +117,7 @@ def _looks(work: Workload, value: str) -> set[str]:
     todo = list(found)
     while todo:
         for op in work.consumers[todo.pop()]:
+            # Of one operand: a view of several would be no look at the parameter alone.
             if len(op.inputs) == 1 and facts_of(op.target).view:
                 fresh = {made for made in op.outputs if made} - found
                 found |= fresh
@@ -149,8 +152,8 @@ class _Settling:
 
     def __post_init__(self) -> None:
         work = self.workload
-        known = {**work.params, **{a: work.params[c] for a, c in work.param_aliases.items()}}
-        declared = match(self.plan.params, known, "params")
+        # A tied weight may be declared by any of its names; it is stored under one.
+        declared = match(self.plan.params, work.names_of_params(), "params")
         self.declared = {work.param_aliases.get(name, name): hit for name, hit in declared.items()}
         self.inputs = match(self.plan.inputs, work.inputs, "inputs", lenient=self.later)
         for table, names in ((self.declared, work.params), (self.inputs, work.inputs)):
@@ -174,6 +177,7 @@ class _Settling:
         free = [d for d, axes in enumerate(dims) if not axes]
         n = self.mesh.axis_size(axis)
         even = [d for d in free if shape[d] % n == 0]
+        # Rows where they go round: whole rows are gathered and scattered without a copy.
         best = max(even or free, key=lambda d: (shape[d] >= n, -d), default=None)
         return None if best is None or shape[best] < 2 else (best, axis)
 
@@ -184,10 +188,12 @@ class _Settling:
         declared: set[str] = set()
         for name, value in work.params.items():
             sources[value] = self._param_places(name, value, axis, done)
+            # Its casts and views too: else the solver would gather there what it may not gather here.
             if name in self.declared and len(sources[value]) == 1:
                 declared.update(_looks(work, value))
             if name in work.grads:
                 stored = self._stored_cut(name, axis)
+                # On other axes a gradient ends as its parameter is used; on a batch axis as it is stored.
                 sinks[work.grads[name]] = value if stored is None else (stored,)
         for value in work.buffers.values():
             sources[value] = (WHOLE,)
@@ -246,6 +252,7 @@ class _Settling:
         if path in self.inputs:
             return (dim_place(self.workload, value, self.inputs[path][1], axis) or WHOLE,)
         shape = self.workload.values[value].shape
+        # The first input with dims says what the batch is: others of as many rows are of the batch too.
         batch = next(filter(None, (self.workload.values[v].shape for v in self.workload.inputs.values())), ())
         if axis in self.plan.batch_axes and shape and shape[:1] == batch[:1] and shape[0] > 1:
             return (Cut(0, -(-shape[0] // done.values[value])),)
@@ -253,7 +260,8 @@ class _Settling:
 
     def _free(self, value: str, done: Progress, n: int) -> tuple[AxisState, ...]:
         shape, taken = self.workload.values[value].shape, done.values[value]
-        cuts = (Cut(d, s) for d, s in enumerate(shape) if s % (taken * n) == 0 and s and taken == 1)
+        # What an earlier axis cut is not cut again: a second axis on one dim would need the order of both.
+        cuts = (Cut(d, s) for d, s in enumerate(shape) if s and s % n == 0 and taken == 1)
         return (WHOLE, *cuts)
 
     def decisions(self, axes: list[AxisDecision], rules: Mapping[str, Rule]) -> Decisions:
@@ -273,8 +281,8 @@ class _Settling:
         operands = {}
         for op in work.ops:
             chosen = [(a.name, a.ops[op.name]) for a in axes]
-            cuts[op.name] = _cuts(chosen)
-            derived = _operand_specs(mesh, rules[op.name], chosen, cuts[op.name])
+            cuts[op.name] = factor_cuts(chosen)
+            derived = operand_specs(mesh, rules[op.name], chosen, cuts[op.name])
             operands[op.name] = written_specs(op, work) or derived
         return Decisions(
             plan=self.plan,
@@ -303,6 +311,7 @@ class _Settling:
     def _used(self, name: str, derived: Spec) -> Spec:
         if name not in self.declared:
             return derived
+        # Batch axes cut a declared weight between uses only: at use it is whole on them.
         keep = [
             tuple(a for a in axes if a not in self.plan.batch_axes) for axes in self.declared[name][1].dims
         ]
@@ -318,6 +327,7 @@ class _Settling:
         dim, axis = self.stored_on_batch[name]
         dims = list(used.layout().dims)
         if dims[dim]:
+            # The solver has cut that dim meanwhile: another one keeps both cuts plain.
             free = [d for d, axes in enumerate(dims) if not axes and used.shape[d] > 1]
             dim = free[0] if free else dim
         order = self.mesh.names.index
@@ -334,7 +344,7 @@ class _Settling:
         elif used.axes:
             why = f"derived: cut by {', '.join(used.axes)} costs least with what its neighbours do"
         else:
-            why = "derived: whole on every rank costs least"
+            why = "derived: replicated costs least"
         if name in self.stored_on_batch and stored != used:
             why += f"; kept cut by {self.plan.fsdp} between uses (fsdp, zero={self.plan.zero})"
             if self.plan.in_flight_bytes is not None:
@@ -357,42 +367,9 @@ def _pins(plan: Plan, workload: Workload, later: bool) -> dict[str, Layout]:
         if not op.backward and op.outputs and op.outputs[0]:
             parts = op.module.split(".")
             for i in range(1, len(parts) + 1):
+                # The last op inside a module, or inside what it holds, makes what it returns.
                 last[".".join(parts[:i])] = op.outputs[0]
     found = match(plan.activations, last, "activations", by_part=True, lenient=later)
     for name, (_, layout) in found.items():
         _check_rank(f"what {name} returns", layout, workload.values[last[name]].shape)
     return {last[name]: layout for name, (_, layout) in found.items()}
-
-
-def _cuts(chosen: list[tuple[str, Choice]]) -> dict[str, FactorCut]:
-    cuts: dict[str, FactorCut] = {}
-    for axis, choice in chosen:
-        if choice.factor is not None:
-            before = cuts.get(choice.factor, FactorCut(()))
-            if choice.period:
-                inner = (*before.inner, axis)
-                after = replace(before, inner=inner, period=choice.period)
-            else:
-                unit = max(before.unit, choice.unit)
-                after = replace(before, axes=(*before.axes, axis), unit=unit)
-            cuts[choice.factor] = after
-    return cuts
-
-
-def _operand_specs(
-    mesh: Mesh, rule: Rule, chosen: list[tuple[str, Choice]], cuts: Mapping[str, FactorCut]
-) -> tuple[tuple[Spec, ...], tuple[Spec | None, ...]]:
-    def pending(places: list[tuple[str, AxisState | None]]) -> dict[str, str]:
-        return {axis: place.op for axis, place in places if isinstance(place, Pending)}
-
-    inputs = tuple(
-        spec_of_dims(mesh, dims, rule.sizes, cuts, pending([(a, c.inputs[i]) for a, c in chosen]))
-        for i, dims in enumerate(rule.inputs)
-    )
-    outputs = tuple(
-        None
-        if dims is None
-        else spec_of_dims(mesh, dims, rule.sizes, cuts, pending([(a, c.outputs[i]) for a, c in chosen]))
-        for i, dims in enumerate(rule.outputs)
-    )
-    return inputs, outputs

@@ -196,6 +196,7 @@ class Derived:
         owner = name.rpartition(".")[0]
         lines = []
         for item in self.communications:
+            # One message may carry several values: the first stands for all where none is asked for.
             moved = item.value.split(", ")
             own = next((v for v in moved if v in (name, f"grad of {name}")), None)
             if own or (owner and item.module == owner) or item.module == name:
@@ -246,7 +247,7 @@ class Derived:
                 ),
                 rewrites=tuple(RewriteCount(**item) for item in record["rewrites"]),
             )
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             allowed = "the JSON that `hyperparallel plan --save` wrote"
             raise PlanError("derived plan", text[:40], allowed) from error
 

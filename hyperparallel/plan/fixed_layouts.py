@@ -46,8 +46,10 @@ def written_choices(workload: Workload, axis: str) -> Mapping[str, Sequence[Choi
             None if value is None else place(value, layout)
             for value, layout in zip(op.outputs, given, strict=True)
         )
+        # What is taken pending may be whole: one rank hands it in and the others hand in nothing.
         free = [i for i, p in enumerate(inputs) if isinstance(p, Pending)]
         rows = list(itertools.product((True, False), repeat=len(free)))
+        # 2^n choices would outgrow the program.
         if len(free) > _MOST_FREE:
             rows = [rows[0], rows[-1]]
         found[op.name] = [

@@ -21,7 +21,7 @@ from hyperparallel.plan.report import (
     layout_names,
     parameter_rows,
 )
-from hyperparallel.plan.wording import axes_words, bytes_words, fold, layout_words, mesh_words
+from hyperparallel.plan.wording import REPLICATED, axes_words, bytes_words, fold, layout_words, mesh_words
 
 NUM_COLOURS = 8
 MOST_RANKS_DRAWN = 64
@@ -50,7 +50,7 @@ def html_page(derived: Derived, title: str = "hyperparallel plan") -> str:
 def colour_classes(derived: Derived) -> dict[str, str]:
     """Layout in words -> CSS class; past the last colour they start again."""
     return {
-        words: "whole" if words == "whole on every rank" else f"k{index % NUM_COLOURS}"
+        words: "whole" if words == REPLICATED else f"k{index % NUM_COLOURS}"
         for index, words in enumerate(layout_names(derived))
     }
 

@@ -42,7 +42,8 @@ class Plan:
     zero: 3 gathers a parameter for the forward and again for the backward; 2 keeps it gathered for the
         backward; 1 also keeps gradients whole while `TrainStep` accumulates them. Without anything that is
         kept cut over a batch axis only 3 is taken.
-    batch: the batch axes; left out, the axes called dp, fsdp, data, batch or replica, and `fsdp`.
+    batch: the batch axes, in any order; left out, `fsdp` and the axes called dp, ddp, fsdp, data, batch or
+        replica, with a number behind or not.
     compute: "bfloat16" runs the model as `torch.autocast` does: products and what follows them in 16
         bits, norms, softmax and loss in float32, parameters and their gradients in their own dtype. None:
         in the dtypes that the model and the batch have.
@@ -107,6 +108,7 @@ class Plan:
         if isinstance(self.batch, str):
             raise PlanError("batch", self.batch, "a tuple of axes", f"batch=({self.batch!r},)")
         if self.batch is not None:
+            # A list, from a file; frozen like the rest.
             object.__setattr__(self, "batch", tuple(self.batch))
         kept = () if self.fsdp is None else (("fsdp", self.fsdp),)
         for what, axis in (*kept, *(("batch", axis) for axis in self.batch or ())):
@@ -114,6 +116,8 @@ class Plan:
                 raise PlanError(what, axis, f"one of {axes}", nearest(str(axis), names))
         if self.batch is not None and len(set(self.batch)) != len(self.batch):
             raise PlanError("batch", self.batch, "each axis once")
+        if self.batch is not None:  # a set of axes: written in any order it is the same plan
+            object.__setattr__(self, "batch", tuple(axis for axis in names if axis in self.batch))
         if self.fsdp is not None and self.fsdp not in self.batch_axes:
             allowed = f"one of the batch axes {self.batch}, which parameters can be kept cut over"
             raise PlanError("fsdp", self.fsdp, allowed, f"batch={(*self.batch_axes, self.fsdp)}")
@@ -133,6 +137,7 @@ class Plan:
         """The axes that cut the batch, in mesh order."""
         if self.batch is not None:
             return self.batch
+        # A split axis keeps its meaning: dp_0 and dp_1 are dp.
         stems = {name: name.rstrip("0123456789_") for name in self.mesh.names}
         return tuple(n for n in self.mesh.names if stems[n] in BATCH_NAMES or n == self.fsdp)
 
@@ -301,6 +306,7 @@ def match(
             hint = "" if close is None else f" (nearest: {close})"
             raise PlanError(what, pattern, f"a pattern that matches one of the names{hint}")
         for name in hits:
+            # The first pattern wins, so that special ones stand before general ones.
             found.setdefault(name, (pattern, layout))
     return found
 

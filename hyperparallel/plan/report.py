@@ -13,6 +13,7 @@ from typing import TypeVar
 from hyperparallel.plan.derived import Communication, Derived, ParamLayout, Phase
 from hyperparallel.plan.plan import Plan
 from hyperparallel.plan.wording import (
+    REPLICATED,
     axes_words,
     bytes_words,
     fold,
@@ -110,13 +111,12 @@ def communication_rows(derived: Derived, *, by_module: bool = True) -> list[Comm
 
 
 def layout_names(derived: Derived) -> list[str]:
-    """Every distinct layout of a parameter in words, most used first; "whole" always last."""
+    """Every distinct layout of a parameter in words, most used first; replicated ones last."""
     used: dict[str, int] = {}
     for param in derived.params:
         words = layout_words(param.stored)
         used[words] = used.get(words, 0) + param.num_elements
-    whole = "whole on every rank"
-    return sorted(used, key=lambda words: (words == whole, -used[words]))
+    return sorted(used, key=lambda words: (words == REPLICATED, -used[words]))
 
 
 def text_report(derived: Derived) -> str:

@@ -20,19 +20,23 @@ def refine(plan: Plan, workload: Workload, rules: Mapping[str, Rule]) -> Plan:
     """Split axes that are larger than a head count they share a factor with: tp=4 and 2 heads -> 2 x 2."""
     if any(op.layouts for op in workload.ops):
         return plan  # the user's own per-rank code calls axes by their names
-    mesh, merged = plan.mesh, _merged(workload, rules)
+    mesh, merged, known = plan.mesh, _merged(workload, rules), workload.names_of_params()
     for axis in mesh.names:
         n = mesh.axis_size(axis)
+        # 2 and 3 have no two parts to be split into; a batch axis cuts rows, which are no heads.
         if axis in plan.batch_axes or n < 4:
             continue
+        # Only dims that the axis divides as a whole, and tears: others are cut or left as they are.
         shared = {math.gcd(outer, n) for outer, total in merged if total % n == 0} - {1, n}
+        # Cut in 2 and those in 2 is cut in 4 only where pieces are even: a declared cut keeps its meaning.
         even = all(
             size % n == 0
-            for name, (_, layout) in match(plan.params, workload.params, "params").items()
-            for size, axes in zip(workload.values[workload.params[name]].shape, layout.dims, strict=False)
+            for name, (_, layout) in match(plan.params, known, "params").items()
+            for size, axes in zip(workload.values[known[name]].shape, layout.dims, strict=False)
             if axis in axes
         )
         if shared and even:
+            # The fewest heads: what has more of them is cut by both parts.
             outer = min(shared)
             plan = _split_axis(plan, axis, (outer, n // outer))
     return plan
@@ -42,7 +46,7 @@ def _merged(workload: Workload, rules: Mapping[str, Rule]) -> set[tuple[int, int
     """(size of the outermost factor, size of all) of every dim that some op sees as a product.
 
     Products of the batch's rows and positions are left out: no axis but a batch axis is there to cut rows,
-    and positions are cut inside their product as they are (`placements.inner_periods`).
+    and positions are cut inside their product as they are (`axis_states.inner_periods`).
     """
     found: set[tuple[int, int]] = set()
     places: dict[str, tuple[bool, ...]] = {}
@@ -51,6 +55,7 @@ def _merged(workload: Workload, rules: Mapping[str, Rule]) -> set[tuple[int, int
         places[value] = tuple(dim == 0 or "int" in given.dtype for dim in range(len(given.shape)))
     for op in workload.ops:
         rule = rules[op.name]
+        # Followed through every op by the first factor of a dim: rows stay rows through views and products.
         rows = {
             factors[0]
             for value, dims in zip(op.inputs, rule.inputs, strict=True)

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 
 from hyperparallel.layout import Layout, Mesh
 
+REPLICATED = "replicated"
+"""A layout that cuts nothing, in words."""
+
 # A number that stands after an identifier and a dot, so that 0.5 in a sentence stays a number.
 _INDEX = re.compile(r"(?<=[A-Za-z_]\.)\d+(?=\.\D|\.?[\s,;:)]|\.?$)")
 
@@ -105,7 +108,7 @@ def layout_words(layout: Layout) -> str:
     >>> layout_words(lay(None, "tp", partial={"dp": "sum"}))
     'dim 1 in 4 by tp, pending sum on dp'
     >>> layout_words(lay(None, None))
-    'whole on every rank'
+    'replicated'
     """
     said = []
     for dim, axes in enumerate(layout.dims):
@@ -117,4 +120,4 @@ def layout_words(layout: Layout) -> str:
     said += [f"pending {op} on {axis}" for axis, op in layout.partial]
     if layout.tier != "device":
         said.append(f"kept in {layout.tier} memory")
-    return ", ".join(said) or "whole on every rank"
+    return ", ".join(said) or REPLICATED

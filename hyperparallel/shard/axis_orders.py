@@ -22,6 +22,7 @@ def axis_order(mesh: Mesh, specs: Iterable[Spec]) -> tuple[str, ...]:
     Of several such orders the one closest to the mesh's own: it changes only where it must.
     """
     cut = {(axes, size) for spec in specs for axes, size in zip(spec.layout().dims, spec.shape, strict=True)}
+    # One axis alone has no order to keep.
     wanted = sorted((axes, size) for axes, size in cut if len(axes) > 1)
     involved = [axis for axis in mesh.names if any(axis in axes for axes, _ in wanted)]
 
@@ -29,8 +30,10 @@ def axis_order(mesh: Mesh, specs: Iterable[Spec]) -> tuple[str, ...]:
         ordered = _arranged(mesh, order)
         strided = [(axes, size) for axes, size in wanted if max(split_factors(ordered, axes)) > 1]
         unsaid = [axes for axes, size in strided if not is_said_by_strides(ordered, axes, size)]
+        # What DTensor cannot say at all counts before what it says by strides.
         return len(unsaid), len(strided)
 
+    # Of equals the first, and the mesh's own order comes first.
     return min(_rearrangements(mesh.names, involved), key=complaints)
 
 
@@ -68,6 +71,8 @@ def order_from_factors(mesh: Mesh, factors: Sequence[tuple[str, int]]) -> tuple[
     ('c', 'a', 'b')
     """
     order: list[str] = []
+    # From the last axis of the mesh on, all that can have cut before an axis and stand later are placed:
+    # where their sizes multiply to its factor, it stands.
     for axis, factor in reversed(factors):
         before = [math.prod(map(mesh.axis_size, order[:i])) for i in range(len(order) + 1)]
         if factor not in before:
@@ -84,6 +89,7 @@ def is_said_by_strides(mesh: Mesh, axes: Sequence[str], size: int) -> bool:
     (True, False)
     """
     sizes = [mesh.axis_size(axis) for axis in axes]
+    # Even pieces agree by arithmetic; uneven ones are compared rank by rank.
     if size % math.prod(sizes) == 0:
         return True
     factors = dict(zip(axes, split_factors(mesh, axes), strict=True))

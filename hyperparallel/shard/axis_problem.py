@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hyperparallel.shard.axis_states import SUM, AxisState, Choice, Cut, Pending
+from hyperparallel.shard.axis_states import SUM, AxisState, Choice, Cut, Pending, inner_key, period_key
+from hyperparallel.workload import Workload
 
 DECLARED_GATHER_FACTOR = 10.0
 """A parameter that the user declared cut is used cut unless that is ten times as dear."""
@@ -55,8 +56,11 @@ class AxisTask:
 
     def share(self, src: AxisState, dst: AxisState) -> float:
         """What the last conversion of a gradient costs, as a fraction of its price in every micro-batch."""
+        # What is not pending is converted in every micro-batch.
         if not isinstance(src, Pending):
             return 1.0
+        # Only a sum can wait until micro-batches are added up, and not where they are added up cut, which
+        # takes a reduce-scatter of each.
         once = src == SUM and (not isinstance(dst, Cut) or self.late_cuts)
         return LATE / self.micro_batches if once else LATE
 
@@ -67,6 +71,28 @@ class Progress:
 
     factors: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     values: dict[str, int] = field(default_factory=lambda: defaultdict(lambda: 1))
+
+    def record(self, workload: Workload, decision: AxisDecision) -> None:
+        """Note what an axis cuts."""
+        n = decision.size
+        for op in workload.ops:
+            choice = decision.ops[op.name]
+            if choice.factor is not None:
+                factors = self.factors[op.name]
+                counted = [choice.factor]
+                # A cut inside a factor counts twice: fewer of its points are left on a rank, as of any cut,
+                # and the next axis must divide what is left of a period.
+                if choice.period:
+                    counted.append(inner_key(choice.factor))
+                    factors[period_key(choice.factor)] = choice.period
+                for key in counted:
+                    factors[key] = factors.get(key, 1) * n
+            for value, place in zip(op.outputs, choice.outputs, strict=True):
+                if value is not None and isinstance(place, Cut):
+                    self.values[value] *= n
+        for value, place in decision.sources.items():
+            if isinstance(place, Cut):
+                self.values[value] *= n
 
 
 @dataclass(frozen=True)
@@ -80,3 +106,18 @@ class AxisDecision:
     sinks: Mapping[str, AxisState]
     seconds: float
     bound_seconds: float
+
+
+def constant_ops(workload: Workload, random: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Ops that depend on no parameter, input or tangent, so that they run once and not every step."""
+    # A buffer that a step changes (the running mean of a batch norm) is another value in the next one.
+    changing = {workload.buffers[name] for name in workload.mutations if name in workload.buffers}
+    varying = {*workload.params.values(), *workload.inputs.values(), *workload.tangents.values()}
+    varying |= changing
+    constant = set()
+    for op in workload.ops:
+        if op.name in random or any(value in varying for value in op.inputs):
+            varying.update(o for o in op.outputs if o)
+        else:
+            constant.add(op.name)
+    return frozenset(constant)

@@ -7,7 +7,7 @@ s has period s and unit 1; a cut of the inner factor of a merged dim has a small
 does not divide evenly and must not split an inner factor has a larger unit. Two ops that look at one
 dim through different factors thus agree on the name exactly when they agree on the elements.
 
-`choices(op)` lists what an op can do on the axis: run whole, or cut one factor of its rule, or let a
+`choices(rule, ...)` lists what an op can do on the axis: run whole, cut one factor of its rule, or let a
 pending sum through. Conversions between placements are priced here too; how they are carried out is
 `layout.reshard`'s business.
 """
@@ -86,7 +86,6 @@ def cut_of(
 
     unit, period: as in `Choice`.
 
-
     >>> cut_of((("b", "s"), ("h",)), "s", {"b": 2, "s": 16, "h": 8}, {}, 2)
     Cut(dim=0, period=16, unit=1)
     >>> cut_of((("b", "s"), ("h",)), "o", {"b": 2, "s": 16, "h": 8}, {}, 2)
@@ -94,10 +93,13 @@ def cut_of(
     """
     for dim, factors in enumerate(dims):
         if factor in factors:
+            # Elements of the dim that one step along the factor passes: the product of the factors inside it.
             stride = math.prod(sizes[f] for f in factors[factors.index(factor) + 1 :])
             if period:
                 return Cut(dim, stride * period // taken.get(inner_key(factor), 1))
+            # Rounded up as cuts are: the period is that of the first rank's piece, the largest.
             remaining = math.ceil(sizes[factor] / taken.get(factor, 1))
+            # Where pieces differ, they must not end inside a factor that stands inside this one.
             even = sizes[factor] % (taken.get(factor, 1) * n) == 0
             return Cut(dim, stride * remaining, 1 if even else stride * unit)
     return WHOLE
@@ -166,8 +168,10 @@ def choices(
     found = [everything_whole]
     for factor, size in rule.sizes.items():
         before = taken.get(factor, 1)
+        # With fewer elements than ranks some ranks would have none.
         if factor in rule.blocked or size < before * n:
             continue
+        # A cut that divides ends between inner factors by itself.
         coarser = sorted((units or {}).get(size, ())) if size % (before * n) else ()
         ways = [(unit, 0) for unit in (1, *coarser)]
         ways += [(1, p) for p in _periods(factor, size, taken, n, periods or {})]
@@ -176,6 +180,8 @@ def choices(
             if choice is not None:
                 found.append(choice)
     outputs_pending = tuple(None if o is None else SUM for o in rule.outputs)
+    # On this axis the operands beside a pending one must be whole: summands times pieces would be sums of
+    # products of other elements.
     for group in rule.linear:
         inputs = tuple(SUM if i in group else WHOLE for i in range(len(rule.inputs)))
         found.append(Choice(inputs, outputs_pending, None))
@@ -190,6 +196,7 @@ def _periods(
     periods: Mapping[int, Iterable[int]],
 ) -> list[int]:
     """Periods of a factor that n more ranks can cut; outer axes that cut one have settled which."""
+    # A `FactorCut` has one period for all axes that cut inside it.
     settled = taken.get(period_key(factor))
     left = taken.get(inner_key(factor), 1) * n
     return [
@@ -206,6 +213,8 @@ def _cutting(
     placed_out: list[AxisState | None] = []
     for dims in rule.outputs:
         place = None if dims is None else cut_of(dims, factor, rule.sizes, taken, n, unit, period)
+        # An output without the factor is only this rank's share of a reduction, unless the local form
+        # finishes it.
         if place == WHOLE and inside is None:
             if rule.reduce is None:
                 return None
@@ -234,8 +243,11 @@ def conversion_seconds(
     if isinstance(dst, Pending):
         return math.inf
     if isinstance(src, Cut):
+        # What one rank receives: of a gather every piece but its own, of an all-to-all (n - 1) / n of one
+        # piece.
         moved = share * num_bytes if isinstance(dst, Whole) else share * num_bytes / n
     else:
+        # An all-reduce is a reduce-scatter and a gather of the same bytes.
         moved = share * num_bytes * (2 if isinstance(dst, Whole) else 1)
     return rates.collective_seconds(axis, moved) + memory / n
 

@@ -33,11 +33,14 @@ def over_rows(work: Workload, rules: Mapping[str, Rule], value: str) -> str:
     by_row = [x.name for x in inputs if x.shape[:1] == (rows,) and rows > 1]
     states: dict[str, BatchState] = {name: Cut(0, rows) for name in by_row}
     for op in work.ops:
+        # The loss is made in the forward; what is not of the batch stays fixed.
         if op.backward or all(states.get(v, FIXED) == FIXED for v in op.inputs):
             continue
         found = [states.get(v, FIXED) for v in op.inputs]
         for output, state in zip(op.outputs, _made(op, rules[op.name], found, rows), strict=True):
             if output is not None:
+                # A tensor whose rows were lost sight of (a mask) may join others that have them; a scalar
+                # that is no known sum or mean spoils what it joins.
                 states[output] = ROWS if state == UNKNOWN and work.values[output].numel > 1 else state
     state = states.get(value, UNKNOWN)
     return str(state) if state in (OVER_SUM, OVER_ROWS, OVER_LABELS) else UNKNOWN
@@ -47,6 +50,7 @@ def _made(op: Op, rule: Rule, found: list[BatchState], rows: int) -> list[BatchS
     reduced: set[BatchState] = {state for state in found if state in (OVER_SUM, OVER_ROWS, OVER_LABELS)}
     if reduced:
         return [_passed(op, rule, found, reduced, rows)] * len(op.outputs)
+    # An axis of one rank cuts nothing off: its placements only tell where the rows went.
     fits = (c for c in choices(rule, {}, 1) if c.factor is not None and _fits(c, found))
     choice = next(fits, None)
     if choice is None or UNKNOWN in found:
@@ -88,6 +92,7 @@ def _passed(op: Op, rule: Rule, found: list[BatchState], reduced: set[BatchState
         return UNKNOWN
     scales = facts_of(op.target).scales
     numbers = [abs(a) for a in op.args if isinstance(a, (int, float)) and a] if scales else []
+    # Scaled by a number of rows a sum may be a mean made by hand, which weighs otherwise among micro-batches.
     by_rows = any(n != 1 and (_divides(rows, n) or _divides(rows, 1 / n)) for n in numbers)
     return UNKNOWN if state == OVER_SUM and by_rows else state
 

@@ -1,6 +1,6 @@
 """What one op costs on one rank: the roofline seconds of its share, and what its local form exchanges.
 
-Products count two operations per point of their iteration space, attention four (`OpFacts.flops`); everything
+Products count two operations per point of their iteration space, fused attention four (`OpFacts.flops`); all
 else is memory traffic of the pieces it reads and writes. Views are free. Kernel efficiency, launch cost and
 caches are not modelled.
 """
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hyperparallel.cluster import Rates
-from hyperparallel.layout import AllReduce, Pend, ReduceScatter, Slice, Step
+from hyperparallel.layout import AllReduce, Move, Pend, ReduceScatter, Slice, Step
 from hyperparallel.shard.axis_states import AxisState, Choice, Pending, conversion_seconds, held_bytes
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.shard.rules.table import facts_of
@@ -48,6 +48,7 @@ def carried_seconds(
     """
     if not isinstance(src, Pending) or reduce_dtype(value.dtype, src.op, reduce) == value.dtype or src == dst:
         return conversion_seconds(src, dst, num_bytes, n, axis, rates)
+    # Each cast reads 2 and writes 4 bytes of an element, or the reverse: three times its 2 bytes.
     casts = 3.0 * (num_bytes + held_bytes(num_bytes, dst, n)) / rates.memory_bytes_per_second
     return conversion_seconds(src, dst, 2.0 * num_bytes, n, axis, rates) + casts
 
@@ -57,7 +58,8 @@ class StepSeconds:
     """Seconds of a redistribution's steps by the rates that decisions are priced with: `costs` of `reshard`.
 
     dtype: of the value; reduce: that in which sums of 16-bit floats are carried. A step over several axes
-    goes at the pace of the slowest. Slices and marks of pending sums are views of what is there.
+    goes at the pace of the slowest, one between meshes at that of the links. Slices and marks of pending sums
+    are views of what is there.
     """
 
     rates: Rates
@@ -66,12 +68,14 @@ class StepSeconds:
 
     def __call__(self, step: Step, shape: tuple[int, ...], itemsize: int) -> float:
         """Seconds of one step of a tensor of global `shape`."""
-        if not step.axes or isinstance(step, (Slice, Pend)):
+        # Nothing goes between ranks; what a copy between tiers takes is not known to `Rates`.
+        if isinstance(step, (Slice, Pend, Move)):
             return 0.0
         how = step.op if isinstance(step, (AllReduce, ReduceScatter)) else ""
         widened = 1 if reduce_dtype(self.dtype, how, self.reduce) == self.dtype else 2
         moved = float(step.num_bytes(shape, itemsize * widened))
-        return max(self.rates.collective_seconds(axis, moved) for axis in step.axes)
+        # Between meshes no axis is crossed that would have a rate of its own.
+        return max(self.rates.collective_seconds(axis, moved) for axis in step.axes or ("",))
 
 
 def op_seconds(
@@ -97,14 +101,16 @@ def op_seconds(
             touched += held_bytes(num_bytes[value], place, n)
     flops = 0.0
     if facts.flops:
-        flops = facts.flops * math.prod(math.ceil(s / taken.get(f, 1)) for f, s in rule.sizes.items())
+        loops = ((f, size) for f, size in rule.sizes.items() if f not in facts.not_looped)
+        flops = facts.flops * math.prod(math.ceil(size / taken.get(f, 1)) for f, size in loops)
+        # Whichever factor is cut, a rank loops over an n-th of the points.
         flops /= n if choice.factor is not None else 1
     seconds = rates.compute_seconds(flops, touched)
     if choice.inside_fraction:
         first = next(value for value in op.outputs if value)
         received = choice.inside_fraction * num_bytes[first]
-        exchange = rates.collective_seconds(axis, received)
-        if facts.scored:  # four such in a loss, of which one pays the latency
-            exchange -= 0.75 * rates.latency_seconds
-        seconds += facts.exchanges * exchange
+        # Its bytes are those of all exchanges together; each further one pays only its latency again.
+        seconds += rates.collective_seconds(axis, received) + (facts.exchanges - 1) * rates.latency_seconds
+        if facts.scored:  # four exchanges in a loss, of which one pays the latency
+            seconds -= 0.75 * facts.exchanges * rates.latency_seconds
     return seconds

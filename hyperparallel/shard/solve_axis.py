@@ -13,7 +13,9 @@ however many ops want it. As an integer program over
     minimise     sum seconds(o, c) x[o, c]          roofline and exchanges inside    `_op_seconds`
                + sum seconds(v, a) y[v, a]          the optimizer's update           `_update_seconds`
                + sum seconds(v, a, b) g[v, a, b]    conversions, dearer where the    `_prices`,
-                                                    user declared a cut              `_aversion`
+                                                    user declared a cut, cheaper     `_aversion`,
+                                                    where a step has them once       `AxisTask.share`
+    over         the choices that pins, written layouts and constants leave          `_pinned`, `add_ops`
     subject to   sum_c x[o, c] = 1,  sum_a y[v, a] = 1,  sum_a z[v, a] = 1
                  sum_b f[v, u, a, b] = sum of the x[o, c] that make v as a  (or y[v, a])
                  sum_a f[v, u, a, b] = sum of the x[u, c] that take v as b  (or z[v, b])
@@ -34,7 +36,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from hyperparallel.cluster import Rates
-from hyperparallel.errors import PlanError
+from hyperparallel.errors import PlanError, Words
 from hyperparallel.integer_program import IntegerProgram
 from hyperparallel.shard.axis_problem import (
     BATCH_GATHER_FACTOR,
@@ -44,15 +46,12 @@ from hyperparallel.shard.axis_problem import (
     Progress,
 )
 from hyperparallel.shard.axis_states import (
-    WHOLE,
     AxisState,
     Choice,
     Cut,
     choices,
     held_bytes,
-    inner_key,
     inner_periods,
-    period_key,
     uneven_units,
 )
 from hyperparallel.shard.op_seconds import carried_seconds, op_seconds
@@ -101,6 +100,8 @@ class _AxisProgram:
     def add_sources(self) -> None:
         """Columns of the sources that may choose; alike ones of repeated blocks share them."""
         for value, allowed in self.task.sources.items():
+            # A parameter of every layer is one decision: the program grows with kinds of layers, not with
+            # their number.
             key = self._id(("source", self._users(value) or value, allowed, value in self.task.declared))
             seconds = [self._update_seconds(value, place) for place in allowed]
             if key not in self.columns:
@@ -110,6 +111,8 @@ class _AxisProgram:
                     self.columns[key] = [self.program.column(0.0, integral=True) for _ in allowed]
                     self.program.row(self.columns[key], lower=1.0, upper=1.0)
                     self._spend(self.columns[key], seconds)
+            # Each further layer adds its seconds to the shared columns, so that the objective is that of the
+            # whole model.
             elif len(allowed) > 1:
                 self._spend(self.columns[key], seconds)
             self.source_key[value] = key
@@ -120,12 +123,20 @@ class _AxisProgram:
         for column, cost in zip(columns, seconds, strict=True):
             self.program.costs[column] += cost
 
-    def _users(self, value: str) -> frozenset[tuple[str, str]] | None:
-        """The places in one repeated block that use a value; None where others use it too."""
-        blocks = [op.block for op in self.workload.consumers[value]]
-        places = {(block[0], block[2]) for block in blocks if block}
-        indexes = {block[1] if block else None for block in blocks}
-        return frozenset(places) if len(indexes) == 1 and None not in indexes else None
+    def _users(self, value: str) -> frozenset[tuple[str, str, int]] | None:
+        """The operands in one repeated block that a value is; None where others use it too."""
+        users = self.workload.consumers[value]
+        indexes = {op.block[1] if op.block else None for op in users}
+        if len(indexes) != 1 or None in indexes:
+            return None
+        # With the operand's position: the two factors of a product of parameters want different cuts.
+        return frozenset(
+            (op.block[0], op.block[2], i)
+            for op in users
+            if op.block
+            for i, operand in enumerate(op.inputs)
+            if operand == value
+        )
 
     def _update_seconds(self, value: str, place: AxisState) -> float:
         touched = self.task.update_bytes.get(value, 0.0) / self.done.values[value] / self.task.micro_batches
@@ -133,6 +144,7 @@ class _AxisProgram:
 
     def add_ops(self, constant: frozenset[str]) -> None:
         """Columns of every op's choices; an op of a repeated block shares those of its likes."""
+        # Looked for in the whole program: ops that see one dim through different views must be able to meet.
         units = uneven_units(self.rules.values(), self.task.size)
         periods = inner_periods(self.rules.values(), self.task.size)
         for op in self.workload.ops:
@@ -146,6 +158,8 @@ class _AxisProgram:
             if key < 0:
                 key = self._id(("op", shared, len(self.columns)))
                 alike.append((rule, key))
+                # Other ops' local forms must know which elements of a factor they get, and get a plain run of
+                # them.
                 inner = periods if facts_of(op.target).orderless else None
                 options = list(fixed or choices(rule, taken, self.task.size, units, inner))
                 # Constants are made once and kept whole: cutting them would save nothing every step.
@@ -177,6 +191,8 @@ class _AxisProgram:
     def _pinned(self, op: Op, options: list[Choice]) -> list[Choice]:
         for position, value in enumerate(op.outputs):
             if value is not None and value in self.task.pins:
+                # Choices are ruled out before there are columns: none left is an error that names the module,
+                # where the program would only be infeasible.
                 wanted = self.task.pins[value]
                 options = [o for o in options if o.outputs[position] == wanted]
                 if not options:
@@ -188,6 +204,7 @@ class _AxisProgram:
         return options
 
     def _op_seconds(self, op: Op, rule: Rule, choice: Choice) -> float:
+        # Whole on this axis: what outer axes cut is another rank's already.
         held = {
             name: self.workload.values[name].num_bytes / self.done.values[name]
             for name in (*op.inputs, *op.outputs)
@@ -202,6 +219,7 @@ class _AxisProgram:
         for op in self.workload.ops:
             key = self.op_key[op.name]
             for position, value in enumerate(op.inputs):
+                # By columns, not by ops: a mask that every layer reads is one need, converted once.
                 wants[value][key, position] = self.takes[key][position]
         for value, sink in self.task.sinks.items():
             # A gradient ends where its parameter is: such sinks are alike if the parameters share a column.
@@ -211,6 +229,8 @@ class _AxisProgram:
             wants[value]["sink", shared] = self._sink(value, sink)
         for value, needs in wants.items():
             num_bytes = self.workload.values[value].num_bytes / self.done.values[value]
+            # Equal in all that `_prices` reads, so that one flow, counted as often as there are such edges,
+            # prices all.
             key_of_edge = (self.made_by[value], frozenset(needs), num_bytes, value in self.task.declared)
             self.edges[key_of_edge] += 1.0
             if key_of_edge not in self.edge_values:
@@ -220,6 +240,7 @@ class _AxisProgram:
         """Needs that conversions are shared among: True for those of the end of the step, of gradients."""
         found: dict[bool, list[Have]] = defaultdict(list)
         for (user, _), need in needs.items():
+            # With one micro-batch every use ends the step, and may share the sink's conversion.
             ends = user == "sink" or self.task.micro_batches == 1
             found[ends and value in self.task.gradients].append(need)
         return found
@@ -263,6 +284,7 @@ class _AxisProgram:
 
     def _aversion(self, value: str, src: AxisState, dst: AxisState) -> float:
         """How much dearer than it is a conversion counts: what was declared cut is to be computed with."""
+        # Dear, not forbidden: an op that mixes rows leaves nothing else.
         if isinstance(src, Cut) and self.task.keeps_cuts:
             return BATCH_GATHER_FACTOR if src != dst else 1.0
         gathers = isinstance(src, Cut) and not isinstance(dst, Cut)
@@ -284,20 +306,29 @@ class _AxisProgram:
                 cost = price[a, b] * count
                 if math.isinf(cost):  # no step leads there: no column, and the rows below forbid it
                     continue
+                # A single use pays by its own flow: most edges are such, and each saves a column and a row.
                 shared = paid is not None and cost > 0
                 flow = self.program.column(0.0 if shared else cost)
                 if shared and paid is not None:
                     if (a, b) not in paid:
                         paid[a, b] = self.program.column(cost)
+                    # g >= f for each use, not g >= their sum: one conversion serves all that want it.
                     self.program.at_least([paid[a, b]], [flow])
                 flows.append(flow)
                 into[b].append(flow)
+            # What leaves a placement is what is made in it; below, what arrives in one is what is taken.
             self.program.row(flows, made)
         for b, columns in need.items():
             self.program.row(into[b], columns)
 
     def decision(self, seconds: float) -> AxisDecision:
-        values, cost, bound = self.program.solve(seconds)
+        try:
+            values, cost, bound = self.program.solve(seconds)
+        except RuntimeError as error:
+            allowed = f"a program that is decided within {seconds:g} s on this machine"
+            given = Words(f"{len(self.workload.ops)} ops: {error}")
+            field = f"mesh axis {self.task.name}"
+            raise PlanError(field, given, allowed, "layouts for more params") from None
 
         def chosen(columns: list[int]) -> int:
             return max(range(len(columns)), key=lambda i: values[columns[i]])  # 0.9999 is 1 to a solver
@@ -328,20 +359,6 @@ def _by_placement(columns: list[int], places: Sequence[AxisState | None]) -> Hav
     return have
 
 
-def constant_ops(workload: Workload, random: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Ops that depend on no parameter, input or tangent, so that they run once and not every step."""
-    changing = {workload.buffers[name] for name in workload.mutations if name in workload.buffers}
-    varying = {*workload.params.values(), *workload.inputs.values(), *workload.tangents.values()}
-    varying |= changing
-    constant = set()
-    for op in workload.ops:
-        if op.name in random or any(value in varying for value in op.inputs):
-            varying.update(o for o in op.outputs if o)
-        else:
-            constant.add(op.name)
-    return frozenset(constant)
-
-
 def solve_axis(
     workload: Workload,
     rules: Mapping[str, Rule],
@@ -359,28 +376,5 @@ def solve_axis(
     program.collect_edges()
     program.add_edges()
     decision = program.decision(seconds)
-    _record(workload, decision, done)
+    done.record(workload, decision)
     return decision
-
-
-def _record(workload: Workload, decision: AxisDecision, done: Progress) -> None:
-    n = decision.size
-    for op in workload.ops:
-        choice = decision.ops[op.name]
-        if choice.factor is not None:
-            factors = done.factors[op.name]
-            counted = [choice.factor]
-            if choice.period:
-                counted.append(inner_key(choice.factor))
-                factors[period_key(choice.factor)] = choice.period
-            for key in counted:
-                factors[key] = factors.get(key, 1) * n
-        for value, place in zip(op.outputs, choice.outputs, strict=True):
-            if value is not None and isinstance(place, Cut):
-                done.values[value] *= n
-    for value, place in decision.sources.items():
-        if isinstance(place, Cut):
-            done.values[value] *= n
-
-
-__all__ = ["WHOLE", "AxisDecision", "AxisTask", "Progress", "constant_ops", "solve_axis"]

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hyperparallel.layout import Layout, Mesh
-from hyperparallel.layout.carried import DEVICE
+from hyperparallel.layout.entries import DEVICE
 from hyperparallel.shard.rules.rule import FactorDims
 
 Factor = tuple[int, tuple[str, ...]]
@@ -47,6 +47,7 @@ class FactorCut:
         """
         if not self.period:
             return [(size // self.unit, self.axes), (self.unit, ())]
+        # Outer axes cut between periods, never through one: inner axes cut each of them.
         unit = self.unit if self.unit % self.period == 0 else self.period
         return [(size // unit, self.axes), (unit // self.period, ()), (self.period, self.inner)]
 
@@ -148,6 +149,7 @@ def piece(size: int, axes: Sequence[str], mesh: Mesh, at: Mapping[str, int]) -> 
     offset = 0
     for axis in axes:
         chunk = -(-size // mesh.axis_size(axis))
+        # Past the end pieces are empty, as torch.chunk's missing ones are.
         start = min(at[axis] * chunk, size)
         offset, size = offset + start, min(chunk, size - start)
     return offset, size
@@ -161,7 +163,10 @@ def _merge(factors: Sequence[Factor], mesh: Mesh) -> tuple[Factor, ...]:
         if merged:
             outer_size, outer_axes = merged[-1]
             count = ways(outer_axes, mesh)
+            # An uncut factor inside an even cut only makes its pieces longer.
             plain_tail = not axes and outer_size % count == 0
+            # Each outer piece is a single index, so that the inner axes go on cutting where the outer ones
+            # end.
             nested = outer_size == count and size % ways(axes, mesh) == 0
             if plain_tail or nested:
                 merged[-1] = (outer_size * size, outer_axes + axes)
@@ -207,6 +212,8 @@ def _refine(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
     left, right = list(reversed(a)), list(reversed(b))
     while left and right:
         x, y = left.pop(), right.pop()
+        # Outermost first, as parts nest; where neither size divides the other, a border would lie inside a
+        # factor.
         small = min(x, y)
         if max(x, y) % small:
             return None
@@ -248,6 +255,7 @@ def _deal(axes: Sequence[str], parts: Sequence[int], mesh: Mesh) -> list[tuple[s
             at += 1
             left = parts[at]
         n = mesh.axis_size(axis)
+        # The axis would cut through the border of two finer sizes.
         if left % n:
             return None
         dealt[at].append(axis)

@@ -69,6 +69,7 @@ class ClusterPrices:
 
     def op(self, one: Instruction) -> float:
         device = self.cluster.device
+        # A view: no kernel is started.
         if not one.flops and not one.num_bytes:
             return 0.0
         arithmetic = one.flops / _flop_s(self.cluster, one) if one.flops else 0.0
@@ -90,6 +91,7 @@ class ClusterPrices:
         )
         slowest, _ = min(crossed, key=lambda pair: pair[0].bytes_s / pair[0].oversubscription)
         moving = one.num_bytes * slowest.oversubscription / slowest.bytes_s
+        # Below 1: `Task` refuses a communication that leaves computation nothing.
         units = min(0.99, device.collective_units / device.units)
         ports = slowest.shares or slowest.name  # collectives over both tiers wait for the same ports
         return Price(latency + moving, {f"{ports} of rank {rank}": 1.0}, units)
@@ -138,6 +140,7 @@ class ThreadPrices:
         if one.kind == "matmul" and one.kernel not in kernels:
             launch_s = one.calls * self.cluster.device.launch_s
             return (launch_s + one.flops / _flop_s(self.cluster, one)) / self.turns
+        # Its own timing, that of its twin in place, of its kind, at last of an op that streams.
         known = (one.kernel, one.kernel.rstrip("_"), ALIKE.get(one.kind), "mul")  # mul_ costs what mul does
         name = next((name for name in known if name in kernels), None)
         if name is None:

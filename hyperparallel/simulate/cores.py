@@ -109,6 +109,7 @@ class _Machine:
         self._fill()
         while self.running:
             step = min(self.left[rank] for rank in self.running)
+            # A slice ends only while somebody waits for the core.
             if self.queue:
                 step = min(step, min(end - self.now for end in self.running.values()))
             step = max(step, 0.0)
@@ -116,18 +117,20 @@ class _Machine:
             for rank in list(self.running):
                 self.left[rank] -= step
             for rank in list(self.running):
+                # What subtractions leave of a finished instruction.
                 if self.left[rank] <= 1e-15:
                     self._ended(rank)
+            # A rank that was asleep goes before one that has just had its core.
             self._wake()
             for rank, end in list(self.running.items()):
                 if self.queue and end <= self.now:
                     del self.running[rank]
                     self.queue.append(rank)
             self._fill()
-        stuck = next((rank for rank in self.asleep), None)
-        if stuck is not None:
+        if self.asleep:
+            stuck = min(self.asleep)
             name = self.programs[stuck][len(self.done[stuck])].name
-            given = f"{name} on rank {stuck}, which waits for ever"
+            given = f"a deadlock: {name} on rank {stuck} waits for what is never started"
             raise PlanError("programs", given, "starts and waits in an order that all ranks can follow")
 
     def _ended(self, rank: int) -> None:
@@ -136,6 +139,7 @@ class _Machine:
         if place == len(self.work[rank]):
             del self.running[rank]
             return
+        # It keeps its core for the next instruction, within its slice.
         self.left[rank] = self.work[rank][place]
         if not self._may_go_on(rank):
             del self.running[rank]

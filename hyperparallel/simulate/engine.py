@@ -92,7 +92,11 @@ class _Run:
         self._begin_all([i for i, missing in enumerate(self.missing) if not missing])
         while events:
             self.now, i, stamp = heappop(events)
+            # An event of a task that has changed its speed since is void: leaving it in the heap costs less
+            # than finding it.
             ended = [i] if stamp == version[i] else []
+            # All that ends at one moment ends before anything begins, so that what begins finds free what
+            # they held.
             while events and events[0][0] == self.now:
                 _, j, other = heappop(events)
                 if other == version[j]:
@@ -115,12 +119,14 @@ class _Run:
             self.begin[i] = now
             if task.alloc_bytes:
                 self._use(task.rank, task.alloc_bytes)
+            # Ends at once, and with it may begin what waits for it: no moment passes.
             if task.work == 0.0:
                 self._finish(i, ready, ran=False)
                 continue
             self.left[i], self.since[i] = task.work, now
             if self.computes[i]:
                 self.computing.setdefault(task.rank, set()).add(i)
+                # Not alone: its speed is set below, with that of the others of its rank.
                 if self.held.get(task.rank) or len(self.computing[task.rank]) > 1:
                     self.dirty_ranks.add(task.rank)
                     continue
@@ -128,6 +134,7 @@ class _Run:
                 if task.units:
                     self.held[task.rank] = self.held.get(task.rank, 0.0) + task.units
                     self.dirty_ranks.add(task.rank)
+                # On a full link all flows get new speeds, this one too.
                 if task.demand and self._take(i):
                     continue
             self.speed[i], self.version[i] = 1.0, 0
@@ -163,6 +170,7 @@ class _Run:
                     self.held[task.rank] -= task.units
                     self.dirty_ranks.add(task.rank)
                 for link, share in task.demand.items():
+                    # Only those on a link that was too full can go faster now.
                     if self.load[link] > FULL:
                         self.dirty_links.add(link)
                     users = self.users[link]
@@ -179,6 +187,7 @@ class _Run:
 
     def _set_speed(self, i: int, speed: float) -> None:
         """Note what a task has done so far, and when it will end at its new speed."""
+        # Version -1: it has no event yet, whatever its speed.
         if speed == self.speed[i] and self.version[i] >= 0:
             return
         left = self.left[i] - self.speed[i] * (self.now - self.since[i])
@@ -192,6 +201,7 @@ class _Run:
             running = self.computing.get(rank)
             if running:
                 held = self.held.get(rank, 0.0)
+                # Sums and differences of shares round: what is left of no unit held is not a slowdown.
                 speed = max((1.0 - held) / self.slowdown, SLOWEST) if held > 1e-12 else 1.0
                 for i in running:
                     self._set_speed(i, speed / len(running))
@@ -200,6 +210,8 @@ class _Run:
     def _share_links(self) -> None:
         """New speeds for all that share a contended link, directly or through others."""
         tasks, todo = self.tasks, list(self.dirty_links)
+        # A flow that gets less on one link leaves more to others on its other links: all that hang together
+        # are shared anew.
         seen, flows = set(todo), set[int]()
         while todo:
             for i in self.users[todo.pop()]:
@@ -223,6 +235,7 @@ class _Run:
         for i, task in enumerate(self.tasks):
             begin = self.begin[i]
             if task.kind == "wait":
+                # As a measured wait: from when its stream came to it, not from when it could go on.
                 begin = self.end[self.before[i]] if self.before[i] >= 0 else 0.0
             spans.append(Span(task.name, task.rank, task.stream, task.kind, begin, self.end[i]))
         memory = {rank: tuple(samples) for rank, samples in self.memory.items()}

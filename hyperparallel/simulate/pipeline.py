@@ -1,6 +1,6 @@
 """From a pipeline schedule and the price of its actions to tasks: the whole step of one replica.
 
-An action (one microbatch at one stage) is a list of pieces: computation and the communication inside it.
+An action (one microbatch at one stage) is a list of parts: computation and the communication inside it.
 What a stage hands to another rank's stage is a message, a task of its own on the sender. Which rank stands
 for which devices is the caller's business: of all ranks that do the same, one is enough.
 """
@@ -19,7 +19,7 @@ from hyperparallel.simulate.task import NOTHING, Task
 class TaskPart(NamedTuple):
     """A part of an action, or a message.
 
-    after: positions of pieces of the same action that must end before; None: the piece before. Pieces
+    after: positions of parts of the same action that must end before; None: the part before. Parts
     without any wait for what the action waits for. The other fields are those of `Task`.
     """
 
@@ -35,9 +35,9 @@ class TaskPart(NamedTuple):
 
 
 class TaskParts(NamedTuple):
-    """What an action is made of; output: the position of the piece that makes what is handed on."""
+    """What an action is made of; output: the position of the part that makes what is handed on."""
 
-    pieces: Sequence[TaskPart]
+    parts: Sequence[TaskPart]
     output: int = -1
 
 
@@ -68,41 +68,43 @@ def pipeline_tasks(
     for rank, actions in enumerate(schedule):
         for action in actions:
             first[action] = count
-            count += len(made[action].pieces) + (action in sent)
+            # Positions are known before tasks are made: needs point forward to tasks of later ranks.
+            count += len(made[action].parts) + (action in sent)
         count += len(last[rank])
 
     def made_at(action: Action) -> int:
-        pieces, output = made[action]
-        return first[action] + (output if output >= 0 else len(pieces) + output)
+        parts, output = made[action]
+        return first[action] + (output if output >= 0 else len(parts) + output)
 
     def arrives_at(need: Action, action: Action) -> int:
-        return first[need] + len(made[need].pieces) if action in needed and need in sent else made_at(need)
+        return first[need] + len(made[need].parts) if action in needed and need in sent else made_at(need)
 
     tasks: list[Task] = []
     for rank, actions in enumerate(schedule):
         for action in actions:
             needs = [arrives_at(need, action) for need in needs_of(action, stages, halved)]
-            _add(tasks, made[action].pieces, rank, needs, str(action))
+            _add(tasks, made[action].parts, rank, needs, str(action))
             if action in sent:
                 one = sent[action]
                 _add(tasks, [message(one)], rank, [made_at(action)], f"{one.source} to {one.target}")
         if last[rank]:
             begin = first[actions[0]] if actions else len(tasks)
+            # The last task of each stream of this rank: behind them all of it is done.
             ends = {tasks[i].stream: i for i in range(begin, len(tasks))}
             _add(tasks, last[rank], rank, list(ends.values()), "")
     return tasks
 
 
-def _add(tasks: list[Task], pieces: Sequence[TaskPart], rank: int, needs: Sequence[int], label: str) -> None:
-    """Put pieces behind the tasks there are; needs: what the first of them waits for."""
+def _add(tasks: list[Task], parts: Sequence[TaskPart], rank: int, needs: Sequence[int], label: str) -> None:
+    """Put parts behind the tasks there are; needs: what the first of them waits for."""
     start = len(tasks)
-    for i, piece in enumerate(pieces):
-        name = f"{label} {piece.name}" if label and piece.name else label or piece.name
-        if piece.after is None:
+    for i, part in enumerate(parts):
+        name = f"{label} {part.name}" if label and part.name else label or part.name
+        if part.after is None:
             before: Sequence[int] = (start + i - 1,) if i else needs
         else:
-            before = [start + j for j in piece.after] if piece.after else needs
+            before = [start + j for j in part.after] if part.after else needs
         tasks.append(
-            Task(name, rank, piece.stream, piece.work, before, piece.kind, piece.demand, piece.units,
-                 piece.alloc_bytes, piece.free_bytes)
+            Task(name, rank, part.stream, part.work, before, part.kind, part.demand, part.units,
+                 part.alloc_bytes, part.free_bytes)
         )  # fmt: skip

@@ -90,6 +90,7 @@ def program_tasks(
         positions[rank] = []
         for one in program:
             positions[rank].append(count)
+            # A start is two tasks: the call on the compute stream, and the movement on its own.
             count += 2 if one.role == "start" else 1
     tasks: list[Task] = []
     for rank, program in programs.items():
@@ -122,6 +123,7 @@ def meetings(
     programs: Mapping[int, Sequence[Instruction]], rank: int, members: Members | None
 ) -> dict[int, list[tuple[int, int]]]:
     """Position of a start in `rank`'s program -> (rank, position) of the starts it moves together with."""
+    # Of starts only their order is known to be alike on all ranks: the n-th of one meets the n-th of another.
     places = {
         other: [i for i, one in enumerate(program) if one.role == "start" and one.axes]
         for other, program in programs.items()
@@ -160,6 +162,7 @@ def measured_spans(
     assert len(moments) == len(program) + 1, "one moment before, and one behind each instruction"
     done = {one.needs[0]: moments[i + 1] for i, one in enumerate(program) if one.role == "wait" and one.needs}
     latest: dict[str, float] = {}
+    # A stream keeps its order: movement had ended when what stands behind it on the stream had.
     for i in reversed(range(len(program))):
         if program[i].role == "start":
             stream = program[i].stream

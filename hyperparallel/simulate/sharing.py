@@ -32,7 +32,9 @@ def fair_rates(demands: Sequence[Mapping[str, float]]) -> list[float]:
             for link, share in demands[i].items():
                 slope[link] = slope.get(link, 0.0) + share / widest[i]
         level, full = min((free[link] / slope[link], link) for link in slope)
+        # What is taken of a link may round above its capacity.
         level = max(level, 0.0)
+        # Those that have all they asked for before any link is full stop first, and free the rest.
         done = [i for i in growing if widest[i] <= level]
         if not done:
             done = [i for i in growing if full in demands[i]]

@@ -63,7 +63,7 @@ class Layer:
         """Every weight matrix of the layer, in order of use."""
         parts = (self.attention, self.cross, self.mlp)
         found = tuple(linear for part in parts if part is not None for linear in part.linears(hidden))
-        return (*self._modulation(hidden), *found)
+        return (*self.modulation(hidden), *found)
 
     def params(self, hidden: int, norm: Norm = "rms") -> LayerParams:
         """Parameters at a hidden size, split by kind."""
@@ -76,7 +76,7 @@ class Layer:
         elif self.mlp is not None:
             mlp = self.mlp.params(hidden)
         norms = self.norms * NORM_VECTORS[norm] * hidden
-        return LayerParams(sum(mixers), mlp, experts, router, norms, total_params(self._modulation(hidden)))
+        return LayerParams(sum(mixers), mlp, experts, router, norms, total_params(self.modulation(hidden)))
 
     def active_params(self, hidden: int, norm: Norm = "rms") -> int:
         """Parameters that one token meets: routed experts count topk / experts."""
@@ -110,7 +110,8 @@ class Layer:
         parts = (self.attention, self.cross, self.mlp)
         return " + ".join(part.words() for part in parts if part is not None)
 
-    def _modulation(self, hidden: int) -> tuple[Linear, ...]:
+    def modulation(self, hidden: int) -> tuple[Linear, ...]:
+        """The matrix that makes the modulation vectors of a sample, where there are any."""
         if not self.adaln:
             return ()
         width = self.adaln * hidden

@@ -116,6 +116,10 @@ class Workload:
                     found[before.name].append(after.name)
         return {value: tuple(casts) for value, casts in found.items()}
 
+    def names_of_params(self) -> dict[str, str]:
+        """Every name that a parameter may be declared by, tied ones too, and its value."""
+        return {**self.params, **{alias: self.params[name] for alias, name in self.param_aliases.items()}}
+
     def sources(self) -> Iterator[str]:
         """Values that no op makes: parameters, buffers, inputs, tangents."""
         for group in (self.params, self.buffers, self.inputs, self.tangents):

@@ -91,7 +91,7 @@ def test_exchanges_inside_are_priced_by_its_facts(scored: bool, exchanges: int) 
     sent = Choice(place.inputs, place.outputs, None, inside_fraction=1.0)
     num_bytes = {name: float(value.num_bytes) for name, value in VALUES.items()}
     plain, more = (op_seconds(one, rule, c, {}, num_bytes, "dp", 2, rates) for c in (place, sent))
-    expected = exchanges * ((0.25 if scored else 1.0) + 96 / 1e8)
+    expected = exchanges * (0.25 if scored else 1.0) + 96 / 1e8  # the bytes are those of all of them
     assert more - plain == pytest.approx(expected)
 
 

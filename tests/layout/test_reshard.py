@@ -26,6 +26,7 @@ from hyperparallel.layout import (
     reshard,
 )
 from hyperparallel.layout.emulate import cut, emulate, join
+from hyperparallel.layout.exchange import moved_blocks
 from tests.layout.oracle import fewest_received
 from tests.layout.strategies import pairs
 
@@ -144,7 +145,7 @@ def test_rank_list_decides_who_sends_to_whom() -> None:
     mesh = Mesh((2, 2), ("dp", "tp"), (0, 2, 1, 3))
     (step,) = check(mesh(("dp", "tp")), mesh(("tp", "dp")), (4,))
     assert isinstance(step, Permute)
-    sent = {(p.src_rank, p.dst_rank) for p in step.pieces((4,)) if p.src_rank != p.dst_rank}
+    sent = {(p.src_rank, p.dst_rank) for p in step.blocks((4,)) if p.src_rank != p.dst_rank}
     assert sent == {(1, 2), (2, 1)}
 
 
@@ -262,15 +263,28 @@ def test_tiers_are_changed_where_the_device_is_used() -> None:
     assert kinds(check(host, MESH(None, None), (4, 4))) == [Move, AllGather]
     assert kinds(check(MESH(None, None), host, (4, 4))) == [Slice, Move]
     assert kinds(check(host, host.replace(tier="disk"), (4, 4))) == [Move]
-    with pytest.raises(LayoutError, match="by way of tier 'device'"):
-        reshard(host, MESH(None, "dp", tier="disk"), (4, 4))
+    for tier in ("host", "disk"):  # collectives read and write the device's own memory only
+        steps = check(host, MESH(None, "dp", tier=tier), (4, 4))
+        assert kinds(steps) == [Move, AllToAll, Move]
+    pending = MESH(None, None, partial={"tp": "sum"}, tier="host")
+    assert kinds(check(pending, MESH(None, None, tier="disk"), (4, 4))) == [Move, AllReduce, Move]
+    away = Mesh((4,), ("tp",), (4, 5, 6, 7))("tp", None, tier="host")
+    assert kinds(check(host, away, (4, 4))) == [Move, SendRecv, Move]
+
+
+def test_a_pending_sum_is_not_lost_in_an_exchange() -> None:
+    left, right = Mesh((2,), ("tp",)), Mesh((2,), ("tp",), (2, 3))
+    src = left(None, partial={"tp": "sum"})
+    for dst in (right(None), left("tp"), right(None, partial={"tp": "sum"})):
+        with pytest.raises(LayoutError, match=r"partial: got .*an exchange adds nothing up"):
+            moved_blocks(src, dst, (4,))
 
 
 def test_two_meshes_in_one_program() -> None:
     left, right = Mesh((2,), ("tp",), (0, 1)), Mesh((3,), ("dp",), (2, 3, 4))
     steps = check(left("tp", None), right("dp", None), (5, 4))
     assert kinds(steps) == [SendRecv]
-    blocks = {(p.src_rank, p.dst_rank): p.src_slices[0] for p in steps[0].pieces((5, 4))}  # type: ignore[attr-defined]
+    blocks = {(p.src_rank, p.dst_rank): p.src_slices[0] for p in steps[0].blocks((5, 4))}  # type: ignore[attr-defined]
     assert blocks == {(0, 2): slice(0, 2), (0, 3): slice(2, 3), (1, 3): slice(0, 1),
                       (1, 4): slice(1, 2)}  # fmt: skip
 
@@ -280,7 +294,7 @@ def test_between_meshes_each_part_crosses_once() -> None:
     src = left(None, None, partial={"tp": "sum"})
     steps = check(src, right(None, None), (8, 8))
     assert kinds(steps) == [ReduceScatter, SendRecv, AllGather]
-    crossing = [p for p in steps[1].pieces((8, 8)) if p.src_rank != p.dst_rank]  # type: ignore[attr-defined]
+    crossing = [p for p in steps[1].blocks((8, 8)) if p.src_rank != p.dst_rank]  # type: ignore[attr-defined]
     assert sum(p.num_elements for p in crossing) == 64
 
 

@@ -96,3 +96,12 @@ def test_unknown_names() -> None:
     for closed in (bubble_share, most_in_flight):
         with pytest.raises(PlanError, match="write zb-h1 instead"):
             closed("zbh1", 2, 2)
+
+
+@pytest.mark.parametrize(("name", "virtual"), [("gpipe", 3), ("zb-h1", 2), ("zb-v", 1), ("1f1b", 0)])
+def test_chunks_that_a_schedule_cannot_have(name: str, virtual: int) -> None:
+    for form in (bubble_share, most_in_flight):
+        with pytest.raises(PlanError, match=f"virtual: got {virtual}; allowed: . for {name}"):
+            form(name, 4, 12, virtual)
+        with pytest.raises(PlanError, match="virtual"):
+            form(name, 4, 12, np.array([virtual]))

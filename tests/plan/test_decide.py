@@ -215,8 +215,9 @@ def test_a_meta_model_derives_like_a_real_one() -> None:
     assert derive(empty, PLANS["fsdp"], batch) == derive(model, PLANS["fsdp"], batch)
 
 
-def test_ties_are_declared_by_any_of_their_names() -> None:
-    mesh = Layout((2,), ("tp",))
+@pytest.mark.parametrize("ranks", [2, 4])  # of 4 and more it is asked whether the axis must be split
+def test_ties_are_declared_by_any_of_their_names(ranks: int) -> None:
+    mesh = Layout((ranks,), ("tp",))
     for name in ("embed.weight", "head.weight"):
         found = derive(made(small.Tied), Plan(mesh, {name: mesh("tp", None)}), integers(7, 4, 5))
         assert [p.name for p in found.params] == ["embed.weight"]

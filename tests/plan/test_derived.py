@@ -36,7 +36,13 @@ def test_content_hash_sees_every_field() -> None:
     assert len(hashes) == len(changed) + 1
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"plan": 1, "params": [{}]}', "null"])
+LISTED = (
+    '{"plan": "", "model_hash": "", "num_ranks": 1, "params": [], "inputs": [], "outputs": [], '
+    '"communications": [], "values": [], "rewrites": []}'
+)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"plan": 1, "params": [{}]}', "null", LISTED])
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match="derived plan"):
         Derived.from_json(text)

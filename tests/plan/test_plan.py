@@ -90,6 +90,7 @@ def test_misuse_is_named(make: Any, error: type[Exception], words: str) -> None:
         (("x", "y"), {}, ()),
         (("dp", "tp"), {"batch": ("tp",)}, ("tp",)),
         (("dp", "tp"), {"batch": ()}, ()),
+        (("dp", "tp"), {"batch": ("tp", "dp")}, ("dp", "tp")),  # in mesh order, whatever was written
     ],
 )
 def test_batch_axes(names: tuple[str, ...], more: dict[str, Any], batch: tuple[str, ...]) -> None:

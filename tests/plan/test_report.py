@@ -83,7 +83,7 @@ def test_an_empty_plan_has_a_report() -> None:
 
 def test_whole_comes_last_among_layout_names() -> None:
     names = layout_names(llama())
-    assert names[0] == "dim 0 in 2 by tp" and names[-1] == "whole on every rank"
+    assert names[0] == "dim 0 in 2 by tp" and names[-1] == "replicated"
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
 import pytest
 
 from hyperparallel.cluster import Rates
+from hyperparallel.errors import PlanError
 from hyperparallel.shard.axis_states import WHOLE, AxisState, Choice, Cut, choices, conversion_seconds
 from hyperparallel.shard.rules.rule import Rule
 from hyperparallel.shard.rules.table import rule_for
@@ -119,3 +121,26 @@ def test_two_matmuls_become_column_then_row() -> None:
     decision = solve_axis(work, rules, task, Progress(), RATES)
     assert decision.sources["w2"] == Cut(0, 128)
     assert str(decision.ops["y"].outputs[0]) == "pending sum"
+
+
+def test_parameters_of_one_op_choose_apart_in_a_block_too() -> None:
+    """A product of two parameters: a is cut by columns, b by rows, whether or not the op is of a block."""
+    shapes = {"a": (64, 64), "b": (64, 64), "y": (64, 64)}
+    free = (WHOLE, Cut(0, 64), Cut(1, 64))
+    update = {"a": 1e9, "b": 1e9}
+    task = AxisTask("tp", 4, {"a": free, "b": free}, {"y": (WHOLE,)}, update_bytes=update)
+    found = []
+    for block in (None, ("layer", 0, "y")):
+        one = dataclasses.replace(op("y", "aten.mm.default", "a", "b"), block=block)
+        work = program([one], shapes, ["y"])
+        rules = {"y": rule_for(one, work.values)}
+        found.append(solve_axis(work, rules, task, Progress(), RATES))
+    assert found[1].seconds == found[0].seconds
+    assert dict(found[1].sources) == {"a": Cut(1, 64), "b": Cut(0, 64)}
+
+
+def test_a_program_that_is_not_decided_in_time_names_its_axis() -> None:
+    work, task = random_program(0)
+    rules = {o.name: rule_for(o, work.values) for o in work.ops}
+    with pytest.raises(PlanError, match=r"mesh axis tp: got 5 ops: .*; allowed: .* within 0 s .*layouts for"):
+        solve_axis(work, rules, task, Progress(), RATES, seconds=0.0)

@@ -142,7 +142,7 @@ class Redistributor:
         members = step.src.mesh.group(self.rank, step.axes)
         sends: dict[int, list[communication.Box]] = {member: [] for member in members}
         takes: dict[int, list[communication.Box]] = {member: [] for member in members}
-        for part in step.pieces(shape):
+        for part in step.blocks(shape):
             if part.src_rank == self.rank:
                 sends[part.dst_rank].append(box_of(part.src_slices))
             if part.dst_rank == self.rank:

@@ -26,9 +26,11 @@ class RankLine:
         """The words in turn, so many times."""
         for word in words.split() * times:
             kind: Kind = word[0]  # type: ignore[assignment]
+            # A weight gradient is of whatever is due; all other actions count on.
             chunk, microbatch = self._oldest(word[1:]) if kind == "W" else self._next(kind, word[1:])
             if kind == "I":
                 self.waiting.append((chunk, microbatch))
+            # Counted all the same, so that the words after it mean the microbatches that they meant.
             if microbatch < self.microbatches:
                 self.order.append(Action(kind, self.stages[chunk], microbatch))
 

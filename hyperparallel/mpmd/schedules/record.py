@@ -110,6 +110,7 @@ def larger(*values: Any) -> Any:
     """The largest of numbers or arrays."""
     found = values[0]
     for value in values[1:]:
+        # Without a branch, so that numbers and arrays take one path.
         found = found + (value - found) * (value > found)
     return found
 

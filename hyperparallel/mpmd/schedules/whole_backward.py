@@ -32,6 +32,8 @@ def one_forward_one_backward(stages: int, microbatches: int, virtual: int = 1) -
         allowed = f"a multiple of the {stages} stages, as groups of that size go round"
         near = max(1, round(microbatches / stages)) * stages
         raise PlanError("microbatches", microbatches, allowed, str(near))
+    # Groups as long as the pipeline: when the last of a group has left a rank's chunk, the first is back for
+    # its next one.
     group = stages if virtual > 1 else microbatches
     ranks = []
     for rank in range(stages):
@@ -40,6 +42,7 @@ def one_forward_one_backward(stages: int, microbatches: int, virtual: int = 1) -
             for chunk in range(virtual):
                 for m in range(first, first + group):
                     forwards.append(Action("F", chunk * stages + rank, m))
+                    # Gradients come back through the chunks in reverse.
                     backwards.append(Action("B", (virtual - 1 - chunk) * stages + rank, m))
         ahead = _ahead(stages, virtual, rank)
         ranks.append(_alternating(forwards, backwards, min(len(forwards), ahead)))
@@ -60,6 +63,7 @@ def _ahead(stages: Any, virtual: Any, rank: Any) -> Any:
 def _alternating(forwards: list[Action], backwards: list[Action], ahead: int) -> tuple[Action, ...]:
     """`ahead` forwards, then one of each in turn, then the backwards that are left."""
     order = forwards[:ahead]
+    # The forward first: the stage behind waits for it, while the backward's gradient is still under way.
     for i, forward in enumerate(forwards[ahead:]):
         order += (forward, backwards[i])
     return (*order, *backwards[len(forwards) - ahead :])

@@ -45,6 +45,8 @@ def _halved(stages: int, microbatches: int, ahead: int) -> Schedule:
     """Per rank: forwards ahead, then F, I and the W that is due; what is left of W at the end."""
     ranks = []
     for rank in range(stages):
+        # Forwards ahead fall with the rank as delayed weights rise, so that every rank holds p (zb-h2: 2p -
+        # 1).
         first, delay = min(microbatches, ahead * (stages - 1 - rank)), ahead * rank
         order = [Action("F", rank, m) for m in range(first)]
         for m in range(microbatches):
@@ -64,12 +66,17 @@ def zb_v(stages: int, microbatches: int, virtual: int = 2) -> Schedule:
     ranks = []
     for rank in range(stages):
         line = RankLine((rank, 2 * stages - 1 - rank), microbatches)
+        # Down the first arm until the first microbatch is back at this rank on the second.
         line.add("F0", 2 * (stages - rank) - 1)
         line.add("F1 F0", rank)
+        # Backwards of the second arm begin, at rank 0 first; weights at once: no bubble is there yet to keep
+        # them for.
         line.add("F1 I1 W1", stages - rank)
+        # Steady: one of each kind and arm, forwards of the first as long as there are any.
         while line.taken["F1"] < line.taken["F0"] or line.taken["F0"] < full:
             line.add("F0", int(line.taken["F0"] < full))
             line.add("I0 W0 F1 I1 W1")
+        # The drain: input gradients first, since ranks before wait for them; weights fill what is left.
         line.add("I0 I1", rank)
         line.add("I0 W0", stages - rank)
         line.add("W1", line.due(1))

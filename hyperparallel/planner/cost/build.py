@@ -82,6 +82,7 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Amount, cand
         segments.append(LayerPass(work.forward, FORWARD, count, whole))
         segments.append(LayerPass(work.backward, BACKWARD, count, (1.0 + reduced / 2.0) * whole))
         segments.append(LayerPass(work.again, AGAIN, count))
+        # Over all layers here, by stage in `row` below.
         params = params + work.params * count
         expert_params = expert_params + work.expert_params * count
         saved = saved + work.saved_bytes * count
@@ -114,6 +115,7 @@ def rows_of(model: Model, cluster: Cluster, seq: int, global_batch: Amount, cand
         + np.where(c.tp > 1, TP_COPIES * 2.0 * tokens * model.hidden, 0.0),
         "logits": tokens * model.vocab / c.tp,
         "offload": c.offload,
+        # Block-scaled recipes accumulate gradients in 16 bits.
         "gradient_bytes": np.where(KEPT_BYTES[c.dtype.astype(int)] < 2.0, 2.0, 4.0),
         "logit_bytes": np.where(
             c.fused_loss > 0, LOGIT_BYTES, np.where(c.tp > 1, CUT_LOGIT_BYTES, UNFUSED_LOGIT_BYTES)
@@ -135,6 +137,7 @@ def with_pipeline(row: Mapping[str, Array], virtual: Array, schedule: Array) -> 
     """The columns of rows whose chunks a stage and schedules are others: what the fullest rank holds of
     embedding and head follows."""
     before, after = _meet(row["pp"], row["virtual"], row["schedule"]), _meet(row["pp"], virtual, schedule)
+    # The first rank gains or loses the head where the last stage moves to it or away.
     more = row["head_params"] * (after - before)
     held = {"params": row["params"] + more, "ends": row["ends"] + more}
     return {**row, **held, "virtual": virtual, "schedule": schedule}

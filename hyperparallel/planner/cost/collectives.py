@@ -106,7 +106,7 @@ class GroupArrays:
 
 
 def groups_of(cluster: Cluster, members: Array, strides: Array | None = None) -> GroupArrays:
-    """Groups that have `members` [rows, dims] in each dimension of the fabric (`placement.placed`)."""
+    """Groups that have `members` [rows, dims] in each dimension of the fabric (`axis_links.placed`)."""
     count, dims = len(members), list(cluster.dim_tiers)
     one = np.ones(count)
     strides = np.ones(members.shape) if strides is None else strides
@@ -122,6 +122,7 @@ def groups_of(cluster: Cluster, members: Array, strides: Array | None = None) ->
         columns.append((inside, rate, fabric.latency_s * one, _steps(fabric, here, tier == 0), detour))
     while len(columns) > NUM_TIERS:  # machines of many tiers: the two innermost as one
         (a, rate, latency, steps, detour), (b, *_, more, _) = columns[:2]
+        # The pair goes at the inner tier's rate and latency; of the outer one only its hops are left.
         columns[:2] = [(a * b, rate, latency, steps + more, detour)]
     while len(columns) < NUM_TIERS:
         columns.append((one, one, 0.0 * one, 0.0 * one, one))
@@ -139,6 +140,7 @@ def _ports(cluster: Cluster, members: Array) -> Array:
         part = (beside > 1) & (beside < cluster.fabric[0].size[0])
         for tier, fabric in enumerate(cluster.fabric):
             if fabric.oversubscription > 1:
+                # Its rings and those of the groups beside it leave through the same ports.
                 ports[:, tier] /= np.where(part, beside, 1.0)
     return ports
 
@@ -162,6 +164,8 @@ def _side_by_side(members: Array, rates: Array) -> Array:
     whole = members.prod(axis=1)
     for size in range(1, dims):
         for some in combinations(range(dims), size):
+            # Any order sends at least this much through these dimensions: the smallest of all limits is
+            # reached.
             must = members[:, some].prod(axis=1) - 1.0
             limit = np.where(
                 must > 0, rates[:, some].sum(axis=1) * (whole - 1) / np.maximum(must, 1.0), np.inf
@@ -234,6 +238,7 @@ def _ringed(num_bytes: Array, groups: GroupArrays, constants: Constants, _: Arra
     inside, outside = reached[:, 0], reached[:, 1:].sum(axis=1)
     bundles = groups.members[:, 1:].prod(axis=1)
     far = -_least(-np.where(groups.members[:, 1:] > 1, groups.latency_s[:, 1:], 0.0))
+    # Only all-reduces have trees: a ring passes through every rank of every bundle.
     inside = np.where(kind == 0, inside, inside * bundles)
     outside = np.where(kind == 0, outside, far * (bundles - 1))
     for p in PROTOCOLS:
@@ -245,6 +250,7 @@ def _exchanged(num_bytes: Array, groups: GroupArrays, constants: Constants, copi
     """Of an all-to-all."""
     members, size = groups.members, groups.size
     reached = np.cumprod(members, 1)
+    # Of the ranks reached up to a tier, those that the tiers inside it do not reach.
     peers = (reached - np.concatenate([np.ones((len(size), 1)), reached[:, :-1]], 1)) / size[:, None]
     outside = members[:, 1:].prod(axis=1)
     distinct = (
@@ -253,6 +259,7 @@ def _exchanged(num_bytes: Array, groups: GroupArrays, constants: Constants, copi
     peers[:, 0] *= np.minimum(size * (1 - (1 - 1 / size) ** copies) / copies, 1.0)
     peers[:, 1:] *= np.where(outside > 1, distinct, 1.0)[:, None]
     share = peers * groups.detour / _rates(groups, constants)
+    # Tiers are crossed beside one another: the slowest counts.
     return -_least(-np.where(members > 1, share, 0.0)) * num_bytes + _hops(groups)
 
 

@@ -28,6 +28,7 @@ from hyperparallel.planner.cost.feedforward import activation, between_bytes, ex
 from hyperparallel.planner.cost.sizes import SENT_BYTES, CandidateSizes, params_held, products
 from hyperparallel.planner.cost.work import Amount, LayerCollective, LayerWork, PassWork, Product
 from hyperparallel.planner.strategy import PARTS, RECOMPUTE, Candidates
+from hyperparallel.workload.layer import NORM_VECTORS
 from hyperparallel.workload.linear import Linear
 from hyperparallel.workload.mlp import Mlp, Moe
 from hyperparallel.workload.model import Attention, Layer, Model, StateSpace
@@ -76,6 +77,13 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
     core_saved: Amount = 0.0
     alternate: Amount = 2.0 * at.tokens * at.hidden / shared
     counted = 0
+    # Routed experts are summed by the exchange that brings their tokens back. Parts that read one input are
+    # gathered for and summed at once, behind the last of them.
+    summed = [part for part in parts if not (isinstance(part, Moe) and not part.shared_width)]
+    summed = summed[-1:] if layer.parallel else summed
+    modulation = layer.modulation(at.hidden)
+    saved = saved + products(modulation, forward, at)
+    params = params + params_held(modulation, c.tp)
     for part in parts:
         place = forward
         if isinstance(part, Moe):
@@ -107,15 +115,17 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
                 params = params + part.vector_params
         alternate = alternate + _every_other(dense, counted, at)
         counted += len(dense)
-        if not (isinstance(part, Moe) and not part.shared_width):
+        if any(part is one for one in summed):
             _tensor_parallel(place, at)
         residual = 6.0 + (1.0 if at.dropout else 0.0)
         place.stream(residual * at.tokens * at.hidden / shared)
         saved = saved + (at.tokens * at.hidden / shared if at.dropout else 0.0)
         params = params + params_held(dense, c.tp)
-    params = params + layer.norms * at.hidden * (2 if model.norm == "layer" else 1)
+    params = params + layer.norms * at.hidden * NORM_VECTORS[model.norm]
     alone, dropped = _alone(pieces, given, c)
     again = _joined(
+        # Selective: the core alone. Alternate: half of the products. Full: all but the last product, unless
+        # reentrant.
         core.scaled((c.recompute == SELECTIVE) | (c.recompute == FULL)),
         scan.scaled(c.recompute == FULL),
         forward.scaled(np.where(c.recompute == FULL, 1.0, np.where(c.recompute == ALTERNATE, 0.5, 0.0))),
@@ -124,6 +134,7 @@ def layer_work(layer: Layer, model: Model, seq: int, candidates: Candidates) -> 
     )
     whole = saved + core_saved
     saved = saved - dropped
+    # The estimate counts outputs, what is kept else counts inputs: never more than without recomputation.
     saved = np.where(c.recompute == ALTERNATE, np.minimum(alternate, saved), saved)
     saved = np.where(c.recompute == FULL, 2.0 * at.tokens * at.hidden / shared, saved)
     saved = saved + np.where((c.recompute == SELECTIVE) | (c.recompute == FULL), 0.0, core_saved)
@@ -195,6 +206,7 @@ def _core(part: Attention | StateSpace, work: PassWork, at: CandidateSizes) -> t
     keys = part.keys(at.seq, causal=True)
     square = part.keys(at.seq, causal=False)
     flash = c.flash > 0
+    # Explicit attention computes the whole square and masks half of it.
     visible = np.where(flash, keys, square)
     rows = at.tokens / c.microbatch
     many = c.microbatch * heads
@@ -208,11 +220,14 @@ def _core(part: Attention | StateSpace, work: PassWork, at: CandidateSizes) -> t
     work.stream(np.where(flash, 0.0, scores * (each + TORCH_SOFTMAX_BYTES * apart)))
     work.launches = work.launches + TORCH_SOFTMAX_KERNELS * apart
     wide = part.heads * (part.head_dim + part.value_dim) / at.tp
+    # Key/value heads are cut no finer than there are: further ranks hold the same ones.
     narrow = part.kv_heads * (part.head_dim + part.value_dim) / np.minimum(at.tp, part.kv_heads)
     if part.kind == "mla":
+        # Latent attention makes keys and values for every query head.
         narrow = wide
     elements = at.tokens * (part.heads * part.head_dim / at.tp + narrow)
     work.stream(elements * 4.0)
+    # Of the whole sample: every rank's queries read all keys before them.
     kv_bytes = 2.0 * at.tokens * c.cp * narrow
     work.messages.append(LayerCollective("all_gather", "cp", kv_bytes, hidden=1))
     kept = 2.0 * elements + np.where(flash, 4.0 * at.tokens * heads, 0.0)
@@ -256,6 +271,7 @@ def _backward(forward: PassWork) -> PassWork:
         work.product(p.m, p.k, p.n, copies=p.copies, low=p.low, grouped=p.grouped, scaled=p.scaled_back)
         work.product(p.n, p.k, p.m, copies=p.copies, low=p.low, grouped=p.grouped, scaled=False)
     dense = [p for p in forward.products if not p.grouped]
+    # Grouped products are started by expert, which `expert_launches` counts.
     work.launches = work.launches - 2.0 * (len(forward.products) - len(dense))
     work.stream(forward.stream_bytes * BACKWARD_STREAM, (forward.launches - len(dense)) * 1.5)
     work.expert_launches = 2.0 * forward.expert_launches

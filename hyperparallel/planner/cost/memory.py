@@ -116,11 +116,14 @@ def memory_of(rows: Rows) -> Memory:
         return bytes_each * (r["params"] / cut + r["expert_params"] / expert_cut)
 
     parameters = np.where(zero == 3, 0.0, kept(3, PARAM_BYTES))
+    # What layers hold, without embedding, head and encoders, which only some stages have.
     inside = np.maximum(r["params"] - r["ends"] - r["front_params"] + r["expert_params"], 0.0)
     parameters = parameters - np.where(fully & (p > 1) & (r["dtype"] == FP8), inside, 0.0)
+    # Of the fullest rank; where layers do not divide, the last has fewer.
     layers = np.ceil(r["layers"] / p)
     layer = inside * p / r["layers"]
     reduced = np.where(fully, REDUCED_BYTES * np.minimum(layer, REDUCED_AT_ONCE), 0.0)
+    # The layer that computes and the next, gathered beside it; embedding and head for the ends.
     gathered = np.where(zero == 3, GATHERED_LAYERS * 2.0 * layer + 2.0 * r["embedding"], 0.0)
     optimizer = kept(1, OPTIMIZER_BYTES)
     host = optimizer * r["offload"]
@@ -131,6 +134,7 @@ def memory_of(rows: Rows) -> Memory:
     first, last = first + ahead, last + np.where(head_rank(p, r["virtual"], r["schedule"]) == 0, ahead, 0.0)
     backward = r["whole_bytes"] + reduced
     logits = r["logit_bytes"] * r["logits"] + r["norm_bytes"]
+    # Whichever of the two ranks is fuller says the peak, activations and working memory of one rank.
     at_end = last + np.maximum(logits, backward) > first + backward
     activations = np.where(at_end, last, first)
     working = np.where(at_end, np.maximum(logits, backward), backward) + gathered

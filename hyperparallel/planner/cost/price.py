@@ -88,10 +88,13 @@ def product_seconds(rows: Rows, constants: Constants) -> Array:
     low = rows.product_low > 0
     attention = rows.product_attention > 0
     peak16 = get("peak16")
+    # A format that the device has no units for runs at the 16-bit rate.
     peak = np.where(low & (get("peak") > 0), get("peak"), peak16)
     tiles = np.ceil(m / get("tile_m")) * np.ceil(n / get("tile_n")) * np.ceil(copies)
     units = get("units")
+    # Tiles run in waves of as many as there are units, of which the last is part empty.
     loss = np.where(attention, 1.0, (np.ceil(tiles / units) * units / tiles) ** constants.waves)
+    # Twice as fast a product needs twice as long a sum to hide the same start.
     half = get("half_k") * peak / peak16
     tuned = get("attention") * (rows.product_attention < 2)
     width = np.minimum(n, k)
@@ -102,6 +105,7 @@ def product_seconds(rows: Rows, constants: Constants) -> Array:
     share = share * np.where(attention, fused, k / (k + half))
     seconds = 2.0 * m * n * k * copies * loss * rows.product_slower / (peak * share)
     moved = 2.0 * copies * (m * k + k * n + m * n)
+    # Fused attention never writes its scores to memory.
     moved = np.where(attention, 0.0, moved)
     rate = get("memory_bytes_s") * constants.memory
     passes = np.where(peak > 3 * peak16, 2.0, np.where(peak > peak16, 1.0, 0.0))
@@ -135,6 +139,7 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     host = launches * np.where(r["graph"][at] > 0, 1.0, constants.host)
     host = host * r["launch"][at]
     loop = rows.cell_expert_launches * r["launch"][at] * np.where(r["experts"][at] > 0, 1.0, constants.loop)
+    # Cubic in the other ranks of a node, at most 7: 7^3 / 49 = 7 times the constant for 8 ranks.
     host = host * (1 + constants.jitter * np.minimum(r["tp"][at] - 1, 7.0) ** 3 / 49)
     sent = rows.message_count * collective_seconds(
         rows.message_kind, rows.message_bytes, rows.message_groups, constants, rows.message_copies
@@ -151,9 +156,11 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     eager = r["graph"][at] == 0
     waited = LOCKSTEP * host * (eager & (r["tp"][at] > 1))
     busy = device + tensor + dispatch
+    # Host and device run beside one another, and messages stand in the device's queue.
     compute = soft_max(busy + waited, host) - tensor - dispatch
     head = np.zeros(cells, bool)
     head[rows.segment_cell[rows.segment_pass == HEAD]] = True
+    # Reading the loss empties the device's queue: the host starts the next kernels with nothing under way.
     compute = np.where(head & eager, device + host, compute) + loop
     travel = np.bincount(rows.message_segment, sent, cells)
     cell = rows.segment_cell
@@ -203,6 +210,7 @@ def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = 
     last = longest - short * stage * p / r["layers"] + head + np.where(together, front, 0.0)
     longest = np.maximum(longest + np.where(p > 1, front, 0.0), last)
     boundary = collective_seconds(np.full(length, 4.0), r["boundary_bytes"], rows.groups["pp"], constants)
+    # An activation forward and a gradient backward, for each chunk.
     sends = 2.0 * v * boundary * np.where((r["overlap"] > 0) & (v > 1), constants.exposed, 1.0)
     forward, backward, again = (
         per_row(t.compute + t.tensor + t.dispatch + t.fsdp, weight * (rows.segment_pass == which)) / p
@@ -210,6 +218,7 @@ def step_seconds(rows: Rows, constants: Constants, times: SegmentTimes | None = 
     )
     more = np.maximum(last - stage, 0.0)  # what the last stage has beyond a mean one
     cold = cold_seconds(p, m, v, r["schedule"], pass_seconds(forward, backward, again, more))
+    # The cold pipeline, its messages, and in each microbatch what ranks wait for the longest stage.
     bubble = cold + (p - 1) / v * sends + m * (longest - stage - (head + front) / p)
     gradients, travel_gradients = gradient_seconds(rows, stage, constants)
     optimizer = _optimizer(rows, constants)
@@ -251,6 +260,7 @@ def gradient_seconds(rows: Rows, stage: Array, constants: Constants) -> tuple[Ar
     r = rows.row
     dense = np.where(r["pp"] > 1, np.maximum(r["params"], 0), r["params"])
     scatter, gather = (np.full(rows.length, float(KINDS.index(k))) for k in ("reduce_scatter", "all_gather"))
+    # Cut states give back parameters in 16 bits; whole ones are an all-reduce, gradients both ways.
     back = np.where(r["zero"] >= 1, GATHERED_BYTES, r["reduced_bytes"])
 
     def seconds(params: Array, groups: GroupArrays) -> Array:
@@ -258,8 +268,10 @@ def gradient_seconds(rows: Rows, stage: Array, constants: Constants) -> tuple[Ar
         return there + collective_seconds(gather, back * params, groups, constants)
 
     everything = seconds(dense, rows.groups["dp"]) + seconds(r["expert_params"], rows.groups["edp"])
+    # ZeRO-3 reduces and gathers by layer, which `_gathers` prices.
     everything = np.where(r["zero"] == 3, 0.0, everything)
     window = np.where(r["overlap"] > 0, stage, 0.0)
+    # Beside the last backward of a stage; only what is longer than it shows.
     shown = np.maximum(soft_max(everything, window) - window, 0.0)
     shown = shown + r["taken"] * np.maximum(everything - shown, 0.0)
     return np.where(window > 0, shown, everything), everything

@@ -141,6 +141,7 @@ def candidate_rows(
             ):
                 column.append(spread(value, count))
         for m in segment.work.messages:
+            # Messages to nobody are left out: most rows have several axes of one rank.
             used = (spread(m.times, count) * (axes[m.axis].size > 1)).nonzero()[0]
             entries = (place, KINDS.index(m.kind) * ones, m.num_bytes, m.times, m.hidden, m.copies)
             for column, value in zip(messages[:6], entries, strict=True):
@@ -161,6 +162,7 @@ def candidate_rows(
         np.concatenate([spread(value, total) for value in column])
         for column in zip(*((s.layers, s.gather_bytes) for s in segments), strict=True)
     ]
+    # A product made no times (attention in its other form, nothing recomputed) would be priced in vain.
     keep = flat[4] > 0
     flat = [c[keep] for c in flat]
     flat[0], sent[0] = flat[0].astype(int), sent[0].astype(int)
@@ -236,6 +238,7 @@ def axes_placed(cluster: Cluster, c: Candidates) -> dict[str, Placed]:
         size = {axis: getattr(c, axis)[at].astype(np.int64) for axis in (*order, "etp", "ep")}
         main = placed(cluster, [size[axis] for axis in order], fill)
         pipeline = main.members[order.index("pp")]
+        # Experts fold into what the pipeline leaves, whatever order tp, cp and dp stand in.
         room = np.maximum(np.array(cluster.dims or (1,))[:, None] // pipeline, 1)
         replicas = size["tp"] * size["cp"] * size["dp"] // (size["etp"] * size["ep"])
         folded = placed(cluster, [size["etp"], size["ep"], replicas], fill, room)
@@ -250,6 +253,7 @@ def _groups(cluster: Cluster, c: Candidates) -> dict[str, GroupArrays]:
     where = axes_placed(cluster, c)
     cp, dp = where["cp"], where["dp"]
     far = np.iinfo(np.int64).max
+    # Gradients go over cp and dp at once: links interleave as those of the nearer axis do.
     closest = np.minimum(np.where(cp.members > 1, cp.strides, far), np.where(dp.members > 1, dp.strides, far))
     where["dp"] = Placed(cp.members * dp.members, np.where(closest < far, closest, 1))
     return {

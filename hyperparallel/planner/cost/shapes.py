@@ -24,6 +24,7 @@ def distinct(c: Candidates) -> tuple[Places, Places]:
     A shape is made of everything that `layer.py`, the head, and the prices of a segment read. Where the
     pipeline is not outermost or axes are not packed, the sizes of pp and dp decide which links others use.
     """
+    # Otherwise pp and dp come last, and take what links the others left.
     inside = ~np.isin(c.order, _OUTERMOST) | (c.fill > 0)
     columns = [c.tp, c.cp, c.ep, c.etp, c.microbatch, c.sp, c.recompute, c.dtype, c.flash, c.overlap, c.graph]
     columns += [c.attention, c.experts, c.dispatcher, c.overlap_experts, c.parts, c.reentrant]

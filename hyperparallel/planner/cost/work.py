@@ -1,7 +1,7 @@
 """What one microbatch asks of one device in one layer: kernels, messages and bytes kept, over candidates.
 
 Everything is an array over candidates (or a number that holds for all), so a layer is described once for a
-thousand strategies. Nothing here knows a device: `ops.py` and `collectives.py` price it.
+thousand strategies. Nothing here knows a device: `price.py` and `collectives.py` price it.
 """
 
 from __future__ import annotations

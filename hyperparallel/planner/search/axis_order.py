@@ -61,6 +61,8 @@ def _keys(cluster: Cluster, sizes: Sequence[Skeleton], one: AxisOrder) -> list[b
         if len(same) > 1:
             ranks = _ranks(pairs[:, same])
             order = np.argsort(ranks, axis=0, kind="stable")
+            # Equally wide dimensions of a tier are the same but for their names: sorted, two placements that
+            # swap them are one.
             pairs[:, same] = np.take_along_axis(pairs[:, same], order[None], axis=1)
     rows = np.ascontiguousarray(np.moveaxis(pairs, 2, 0))
     return [row.tobytes() for row in rows]

@@ -85,6 +85,7 @@ def _refuse_others(name: str, value: Any, possible: Sequence[Any], why: str) -> 
     if isinstance(value, str):
         near = nearest(value, possible, 1) or (possible[0] if len(possible) == 1 else None)
     else:
+        # Numbers have a nearest one; names are compared by their letters.
         near = min(possible, key=lambda known: abs(known - value))
     allowed = f"{name} of {', '.join(map(str, possible))}" + (f" ({why})" if why else "")
     raise PlanError("--fix", f"{name}={value}", allowed, None if near is None else f"{name}={near}")

@@ -195,10 +195,13 @@ def neighbours(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
             rest = getattr(s, follows) * size
             if rest % other == 0:
                 values = {axis: other, follows: rest // other}
+                # Without tensor parallelism there is nothing to cut norms over; with it that is the usual
+                # form.
                 if values.get("tp", s.tp) == 1:
                     values["sp"] = False
                 elif s.tp == 1:
                     values["sp"] = True
+                # Without a pipeline there is no schedule, and no order that differs by it.
                 if values.get("pp", s.pp) == 1:
                     values |= {"virtual": 1, "schedule": "1f1b", "order": ORDERS[0]}
                 for one in changed(**values):

@@ -78,7 +78,7 @@ def search(
     constants: Constants | None = None,
     keep: int = 32,
 ) -> SearchResult:
-    """The best strategies for a job; `Found.best` is empty where nothing fits.
+    """The best strategies for a job; `SearchResult.best` is empty where nothing fits.
 
     objective: "time" for the shortest step, "memory" for the smallest peak; "cost" is "time" at a fixed
     number of devices. Raises `PlanError` where no strategy serves the number of devices at all.

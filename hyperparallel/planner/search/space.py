@@ -108,6 +108,7 @@ def _cuts(model: Model, tp: int) -> bool:
                 continue
             if part.heads % tp:
                 return False
+            # More ranks than key/value heads: several hold the same head, if they share it evenly.
             if isinstance(part, Attention) and part.kv_heads % tp and tp % part.kv_heads:
                 return False
         mlp = layer.mlp
@@ -151,6 +152,7 @@ def num_experts(model: Model) -> int:
     found = 0
     for layer, _ in model.kinds:
         if isinstance(layer.mlp, Moe):
+            # Layers may have different numbers of experts; ep cuts them all.
             found = gcd(found, layer.mlp.experts)
     return found
 
@@ -187,6 +189,7 @@ def pipelines(job: PlanningJob, s: Skeleton, limits: Limits = EVERYTHING) -> lis
         and limits.allows("virtual", virtual)
         and limits.allows("schedule", record.name)
         and (virtual == 1 or even_enough(job.model.num_layers, s.pp * virtual))
+        # Where the closed forms do not hold, a search by them would be misled.
         and record.serves(s.pp, count, virtual)
     ]
 
@@ -194,6 +197,7 @@ def pipelines(job: PlanningJob, s: Skeleton, limits: Limits = EVERYTHING) -> lis
 def zeros(job: PlanningJob, s: Skeleton, limits: Limits = EVERYTHING) -> list[int]:
     """ZeRO stages that make a difference."""
     if s.dp * s.cp == 1:
+        # Nothing is cut, but a fixed value is kept: its name stands in the plan.
         return [dict(limits.fixed).get("zero", 1)]  # nothing to cut: all mean the same
     return limits.allowed("zero", [1, 2, 3] if job.global_batch == s.dp * s.microbatch else [1, 3])
 

@@ -44,6 +44,7 @@ class StrategyTable:
         """
         rows = self._with(columns)
         r = rows.row
+        # Bytes, since arrays do not hash.
         beside = runs_beside_others(r["pp"], r["virtual"], r["schedule"]).tobytes()
         if beside not in self._times:
             self._times[beside] = segment_times(rows, self.constants)
@@ -83,7 +84,7 @@ def fits(job: PlanningJob, memory: Memory) -> Array:
 class Prediction:
     """What is expected of a strategy: seconds of a step, their parts, and bytes of the fullest rank.
 
-    seconds: in closed form, or simulated (`planner.Choice.expected`); parts: of it (`TIME_PARTS`, and
+    seconds: in closed form, or simulated (`PlannedStrategy.expected`); parts: of it (`TIME_PARTS`, and
     "exposed_host" where activations are offloaded), adding up. communication: seconds of all messages, hidden
     or not. memory: parts in bytes (`MEMORY_PARTS`). host_bytes: kept in host memory, each device.
     """

@@ -17,6 +17,9 @@ FITTED_DTYPES = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 FITTED_HIDDEN = (1024, 25600)
 FITTED_SEQ = (512, 131072)
 VALIDATED_DEVICES = 8192
+VALIDATED_SCHEDULES = ("1f1b",)
+"""Of pipelines: no row of the published runs (`benchmarks/leaderboard`) has another."""
+
 TIGHT = 0.95
 """Share of the memory above which a prediction that is 5 % off decides whether it fits."""
 
@@ -34,6 +37,13 @@ def warnings(job: PlanningJob, best: Prediction) -> Iterator[str]:
         yield f"{cluster.name}: no published run of this machine was fitted (fitted: {fitted})"
     if job.dtype not in FITTED_DTYPES:
         yield f"{job.dtype}: fitted to {', '.join(FITTED_DTYPES)}"
+    strategy = best.strategy
+    if strategy.pp > 1 and strategy.schedule not in VALIDATED_SCHEDULES:
+        validated = ", ".join(VALIDATED_SCHEDULES)
+        yield (
+            f"{strategy.schedule}: consistency-checked by following its order, not validated (published runs "
+            f"of pipelines have {validated})"
+        )
     for name, value, (low, high) in (
         ("hidden size", model.hidden, FITTED_HIDDEN),
         ("sequence", job.seq, FITTED_SEQ),

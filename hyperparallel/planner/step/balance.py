@@ -12,8 +12,8 @@ is light, half or all, offload what is saved), t[r, a] seconds of a layer and mi
                all layers placed, none of a run before the run in front of it is done
 
 In flight are as many microbatches of all chunks of a rank; where chunks differ, more may be of the larger
-ones, so what comes out is held against the order of actions (`account.held`) and the program solved again
-with less room, `TRIES` times at most.
+ones, so what comes out is held against the order of actions (`account.peak_memory`) and the program solved
+again with less room, `TRIES` times at most.
 
 A model whose layers alternate in more than `MOST_RUNS` runs is placed as layers of mean cost.
 """
@@ -119,6 +119,7 @@ def _facts(prices: LayerPrices) -> _Facts:
         else:
             runs.append((kind, 1))
     actions = ACTIONS if job.cluster.has_tier("host") else ACTIONS[:-1]
+    # Every run has a column for each stage and action: alternating layers would make thousands.
     if len(runs) > MOST_RUNS:
         mean = [sum(prices.layer(k, a) for k in kinds) / len(kinds) for a in actions]
         runs, seconds = [(-1, len(kinds))], [mean]
@@ -127,6 +128,7 @@ def _facts(prices: LayerPrices) -> _Facts:
     static, working = prices.static_bytes()
     edge = 2.0 * float(prices.row["boundary_bytes"]) if strategy.pp > 1 else 0.0
     states = prices.layer_state_bytes()
+    # Never less room than the plan it starts from takes, which the search found to fit.
     count = math.ceil(len(kinds) / strategy.pp)
     room = math.inf
     if job.cluster.has_tier("host"):
@@ -178,6 +180,7 @@ def _solve(facts: _Facts) -> dict[tuple[int, int, int], int] | None:
         mine = {k: c for k, c in columns.items() if homes[k[0]] == rank}
         head = facts.head if rank == homes[-1] else 0.0
         head += facts.front if rank == 0 else 0.0
+        # T >= every rank's seconds: the least T is the longest of them.
         weights = {c: -facts.seconds[run][action] for (_, run, action), c in mine.items()}
         program.weighted({longest: 1.0, **weights}, head, math.inf)
         flying = _held(facts, rank)
@@ -200,6 +203,8 @@ def _solve(facts: _Facts) -> dict[tuple[int, int, int], int] | None:
     _in_order(program, facts, columns)
     _no_empty_stage(program, stages, columns)
     try:
+        # A tenth of a per cent is less than the model knows, and large programs take minutes to prove the
+        # rest.
         values, _, _ = program.solve(SOLVER_SECONDS, gap=1e-3)
     except RuntimeError:
         return None
@@ -235,6 +240,7 @@ def _split(prices: LayerPrices, facts: _Facts, found: dict[tuple[int, int, int],
     for stage in range(facts.stages):
         layers: list[tuple[int, str]] = []
         for run in range(len(facts.runs)):
+            # Backward runs from the last layer: kept ones free their memory first.
             for action in reversed(range(len(facts.saved))):
                 for _ in range(found[stage, run, action]):
                     layers.append((kinds[place], ACTIONS[action]))

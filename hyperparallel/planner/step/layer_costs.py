@@ -1,7 +1,7 @@
 """Seconds and bytes of one strategy by layer, from the rows that the closed form prices.
 
 Layers of every kind are priced under every recomputation, so that stages may mix them (`stages.py`). Saved
-bytes are means over kinds. Left out: what depends on the order of actions, which `step.py` simulates.
+bytes are means over kinds. Left out: what depends on the order of actions, which `simulated_step.py` follows.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ class LayerPrices:
         return self.table.memory()
 
     def _pass(self, segment: int, recompute: str) -> Pass:
+        # Segments are the outer index, the rows of this table (one a recomputation) the inner one.
         i = segment * len(RECOMPUTE) + RECOMPUTE.index(recompute)
         t = self.times
+        # `travel` has both, exposed or not.
         shown = t.tensor[i] + t.dispatch[i]
         return Pass(
             float(t.compute[i]),

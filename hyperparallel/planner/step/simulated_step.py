@@ -30,8 +30,8 @@ from hyperparallel.planner.strategy import Strategy
 from hyperparallel.simulate import TaskPart, TaskParts, Timeline, pipeline_tasks, simulate
 
 MOST_ACTIONS, ALONE = 1500, 8
-WANTED_PIECES = 400
-"""Pieces that a timeline should have at least, where layers are many enough."""
+WANTED_PARTS = 400
+"""Parts that a timeline should have at least, where layers are many enough."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def simulated_step(
     count = fewest_microbatches(strategy, total)
     order = order_of(strategy, count)
     builder = _Builder(used, split, order)
-    tasks = pipeline_tasks(order, builder.pieces, builder.message, builder.finish)
+    tasks = pipeline_tasks(order, builder.parts, builder.message, builder.finish)
     timeline = simulate(tasks)
     # A full pipeline goes on at the pace of its fullest rank, so that what is skipped needs no simulation.
     seconds = timeline.step_seconds + (total - count) * builder.pace()
@@ -102,16 +102,17 @@ def fewest_microbatches(strategy: Strategy, total: int) -> int:
     if p == 1:
         return min(total, ALONE)
     full = p if v > 1 and strategy.pipeline.rounds else 2 * p  # a round of v chunks fills it too
+    # Whole rounds of p: interleaved orders are made for no others.
     wanted = max(MOST_ACTIONS // (2 * p * v), full, 4)
     return min(total, max(wanted // p * p, p))
 
 
 class _Builder:
-    """Pieces of every action of one step."""
+    """Parts of every action of one step."""
 
     def __init__(self, prices: LayerPrices, split: Split, order: Schedule) -> None:
         self.prices, self.split, self.homes = prices, split, prices.strategy.homes
-        self.count = max(1, WANTED_PIECES // sum(map(len, order)))
+        self.count = max(1, WANTED_PARTS // sum(map(len, order)))
         self.first = {actions[0] for actions in order}
         # Gradients of a rank are whole when its last backward is done, whichever chunk that is of.
         self.last_backward = {[a for a in actions if a.kind in "BW"][-1] for actions in order}
@@ -123,17 +124,17 @@ class _Builder:
         self.known: dict[tuple[str, int], TaskParts] = {}
         self.sent: dict[int, TaskPart] = {}
 
-    def pieces(self, action: Action) -> TaskParts:
+    def parts(self, action: Action) -> TaskParts:
         """Of an action; the first of a rank brings its states, the last backward hides gradients."""
         key = action.kind, action.stage
         if key not in self.known:
-            self.known[key] = TaskParts(self._pieces(*key))
+            self.known[key] = TaskParts(self._parts(*key))
         found = self.known[key]
         rank = self.homes[action.stage]
         if action in self.first:
-            first = found.pieces[0]
+            first = found.parts[0]
             first = first._replace(alloc_bytes=first.alloc_bytes + self._states(rank))
-            found = self._beside("parameters", TaskParts([first, *found.pieces[1:]], found.output), rank)
+            found = self._beside("parameters", TaskParts([first, *found.parts[1:]], found.output), rank)
         if action in self.last_backward:
             found = self._beside("gradients", found, rank)
         return found
@@ -151,7 +152,7 @@ class _Builder:
             return found
         demand = self._gradient_demand(rank, whole)
         hidden = TaskPart(name, (whole - exposed) / 2, "comm.dp", name, (), demand)
-        return TaskParts([*found.pieces, hidden], len(found.pieces) - 1)
+        return TaskParts([*found.parts, hidden], len(found.parts) - 1)
 
     def _gradients(self) -> tuple[float, float]:
         exposed = float(self.step.exposed_gradients[self.row])
@@ -162,7 +163,7 @@ class _Builder:
     def _gradient_demand(self, rank: int, seconds: float) -> Mapping[str, float]:
         return self.prices.demand("dp", "all_reduce", rank, seconds, 2.0 * self.prices.row["params"])
 
-    def _pieces(self, kind: str, stage: int) -> list[TaskPart]:
+    def _parts(self, kind: str, stage: int) -> list[TaskPart]:
         """Parts of layers, one behind another, backward from the last to the first; each brings or takes what
         is saved of it."""
         layers, p = self.split.stages[stage], self.prices
@@ -173,6 +174,7 @@ class _Builder:
         places = list(range(count))[:: -1 if backward else 1]
         working = p.working_bytes(stage == self.last_stage) if kind in "BI" else 0.0
         name = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}[kind]
+        # The head's three products: one forward, two backward, or one in each half of it.
         share = 2 / 3 if kind == "B" else 1 / 3
         found: list[TaskPart] = []
         for i in places:
@@ -185,6 +187,8 @@ class _Builder:
                 kept += edge_bytes(p, stage)
                 whole = whole.plus(p.front().scaled(share)) if stage == 0 else whole
             begin = len(found)
+            # Before the backward that reads it; memory is taken where the two begin and given back where they
+            # end.
             if again.compute > 0.0:
                 self._part(found, again, "recompute")
             self._part(found, whole, name)
@@ -234,8 +238,7 @@ class _Builder:
         if one.from_rank not in self.sent:
             num_bytes = self.prices.row["boundary_bytes"]
             demand = self.prices.demand("pp", "send", one.from_rank, self.boundary, num_bytes)
-            piece = TaskPart("", self.boundary, "comm.pp", "stage boundary", None, demand)
-            self.sent[one.from_rank] = piece
+            self.sent[one.from_rank] = TaskPart("", self.boundary, "comm.pp", "stage boundary", None, demand)
         return self.sent[one.from_rank]
 
     def finish(self, rank: int) -> Sequence[TaskPart]:

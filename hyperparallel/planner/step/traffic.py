@@ -57,6 +57,7 @@ def sent(kind: int, num_bytes: float, members: Array) -> Array:
     """Bytes that a device sends over each dimension in one collective; members: of its group."""
     size = members.prod()
     used = members > 1
+    # Ranks inside one member of a tier, which share its links.
     bundle = np.concatenate([[1.0], np.cumprod(members)[:-1]])
     if size == 1:
         return np.zeros(len(members))
@@ -64,6 +65,7 @@ def sent(kind: int, num_bytes: float, members: Array) -> Array:
         peers: Array = num_bytes * (np.cumprod(members) - bundle) / size
         return np.asarray(np.where(used, peers, 0.0))
     if KINDS[kind] == "send":
+        # Taken to be the neighbour across the outermost tier that the axis crosses, where it is slowest.
         outermost = np.arange(len(members)) == np.flatnonzero(used)[-1]
         return np.asarray(np.where(outermost, num_bytes, 0.0))
     passes = 2.0 if KINDS[kind] == "all_reduce" else 1.0

@@ -9,6 +9,7 @@ are blocked. With grouped heads, h = (g r): cutting g keeps each group together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
@@ -34,16 +35,20 @@ class _Sides:
         key_heads: tuple[str, ...] = ("h",)
         if heads == groups:
             sizes["h"] = heads
+        # Grouped heads: a cut of g keeps queries with the keys that they read.
         elif groups and heads % groups == 0 and v[1] == groups:
             query_heads, key_heads = ("g", "r"), ("g",)
             sizes |= {"g": groups, "r": heads // groups}
         else:
+            # Heads that do not pair up: whatever the kernel makes of them, it gets all of them.
             query_heads, key_heads = ("q_heads",), ("k_heads",)
             sizes |= {"q_heads": heads, "k_heads": groups}
         blocked = {"t", "e", "f", "q_heads", "k_heads"}
         if causal or dropout:
+            # A causal mask counts rows from the first that the kernel sees, and dropout draws by place.
             blocked.add("s")
         if dropout:
+            # The kernel draws by its own tensor's places: a piece would drop other weights than the whole.
             blocked |= {"b", "h", "g", "r"}
         self.sizes = {name: size for name, size in sizes.items() if size != 1}
         self.blocked = frozenset(blocked & set(self.sizes)) | empty_of(self.sizes)
@@ -72,6 +77,7 @@ class _Sides:
             return tuple(() for _ in shape)
         if shape[2] == self.sizes.get("s", 1):
             return self.rows + rest
+        # A piece would be padded to another length than its share of the whole.
         self.sizes["padded"] = shape[2]
         self.blocked |= {"padded"} | ({"s"} & set(self.sizes))
         return (*self.rows[:2], ("padded",), *rest)
@@ -183,4 +189,9 @@ RULES: dict[str, Builder] = {
     "aten._scaled_dot_product_cudnn_attention_backward": _backward("gqkvolxxmxx", 13, 14),
 }
 
-FACTS: dict[str, OpFacts] = dict.fromkeys(RULES, OpFacts(flops=4.0, group="attention"))
+# Two products, each over b h s t and one of the two head sizes, which are equal in nearly every model: f is
+# left out. The backward has five: the scores once more, and the gradients of v, of the scores, q and k.
+_FORWARD = OpFacts(flops=4.0, not_looped=("f",), group="attention")
+FACTS: dict[str, OpFacts] = {
+    name: replace(_FORWARD, flops=10.0) if name.endswith("_backward") else _FORWARD for name in RULES
+}

@@ -66,6 +66,7 @@ def _gather(op: Op, values: OpValues) -> Rule:
     dims, sizes, blocked, at = _beside(table, index, _dim(op, table))
     blocked |= empty_of(sizes)
     if not _numeric(op, values):
+        # A lookup in a cut table is a sum over ranks, which truth values do not have.
         blocked |= {"v"} & set(sizes)
     return Rule((dims, at), (at,), sizes, frozenset(blocked), linear=((0,),))
 
@@ -112,6 +113,7 @@ def _scatter(accumulates: bool) -> Builder:
             return uncut(op, values)
         dims, sizes, blocked, at = _beside(table, index, _dim(op, table))
         if not accumulates:
+            # Which of two writes to one place comes last must not depend on how they are cut.
             blocked |= {"v", "i"} & set(sizes)
         plain = accumulates or op.target in ("aten.scatter.src", "aten.scatter.value")
         linear: InputGroups = ((0, 2),) if len(shapes) > 2 and plain else ()
@@ -166,6 +168,7 @@ def _advanced(
     shape = values[op.inputs[0]].shape
     listed = list(argument(op, 1, "indices"))
     given = [(k, values[i.name]) for k, i in enumerate(listed) if isinstance(i, Ref)]
+    # A mask picks as many elements as its values say, which no shape tells.
     if not given or any(v.dtype in ("bool", "uint8") for _, v in given):
         return None
     rank = max(len(v.shape) for _, v in given)
@@ -173,6 +176,7 @@ def _advanced(
     for _, value in given:
         for k, size in enumerate(value.shape):
             at = rank - len(value.shape) + k
+            # Indices broadcast against each other before they look anything up.
             common[at] = size if common[at] == 1 else common[at]
     dims, sizes = along(shape)
     every, more = along(tuple(common), _INDEX)
@@ -216,6 +220,7 @@ def _index_put(op: Op, values: OpValues) -> Rule:
     written = tuple(() if size == 1 else dim for dim, size in zip(tail, shape, strict=True))
     blocked = frozenset(indexed) | empty_of(sizes)
     if not argument(op, 3, "accumulate", False):
+        # Two indices may name one place, and the later write wins.
         blocked |= frozenset(sizes) & frozenset(_INDEX)
     linear: InputGroups = ((0, len(op.inputs) - 1),)
     return Rule((dims, *indices, written), (dims,), sizes, blocked, linear=linear)

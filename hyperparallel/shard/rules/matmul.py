@@ -33,6 +33,7 @@ def _added(rest: str) -> Builder:
     dims = rest.partition("->")[2].split()
 
     def build(op: Op, values: OpValues) -> Rule:
+        # The bias of fewer dims broadcasts from the right.
         ndim = len(values[op.inputs[0]].shape)
         pattern = parse(f"{' '.join(dims[len(dims) - ndim :])}, {rest}")
         return bind(pattern, in_shapes(op, values), out_shapes(op, values), linear=_ADDED)
@@ -86,6 +87,7 @@ def _grouped(
         pattern,
         in_shapes(op, values),
         out_shapes(op, values),
+        # The shapes give g times c only: how many groups there are is an argument.
         sizes={"g": groups},
         linear=linear,
     )
@@ -109,12 +111,18 @@ RULES: dict[str, Builder] = {
 }
 
 _PLAIN = OpFacts(flops=2.0, orderless=True, fresh=True, group="matmul")
+# The kernel is laid on every place of the result; which places of the input it meets there follows.
+_CONVOLUTION = OpFacts(flops=2.0, not_looped=("x0", "x1", "x2"), group="matmul")
 _VECTOR = OpFacts(fresh=True, group="matmul")
 FACTS: dict[str, OpFacts] = {
     **dict.fromkeys(("aten.mm", "aten.bmm"), _PLAIN),
     **dict.fromkeys(("aten.addmm", "aten.baddbmm"), replace(_PLAIN, in_place=(0,))),
     **dict.fromkeys(("aten.mv", "aten.addmv"), _VECTOR),
     "aten.dot": OpFacts(group="matmul"),
-    **dict.fromkeys(("aten.convolution", "aten.convolution_backward"), OpFacts(flops=2.0, group="matmul")),
+    "aten.linear": OpFacts(flops=2.0, group="matmul"),
+    # Each row of t goes through the one expert that it is grouped under, not through all.
+    "aten._grouped_mm": OpFacts(flops=2.0, not_looped=("e",), group="matmul"),
+    "aten.convolution": _CONVOLUTION,
+    "aten.convolution_backward": replace(_CONVOLUTION, flops=4.0),  # the gradients of input and weight
 }
 """Products with a vector are bound by memory, so that their operations are not counted."""

@@ -37,7 +37,9 @@ def _softmax(dim_at: int, exchanges: int) -> Builder:
         if shape:
             dim = argument(op, dim_at, "dim") % len(shape)
             if LETTERS[dim] in sizes:
+                # Each exchange is an all-reduce, two trips, of one number where the output has shape[dim].
                 inside[LETTERS[dim]] = 2.0 * exchanges / max(shape[dim], 1)
+        # A gradient is linear in the gradient that comes in; softmax itself is linear in nothing.
         linear = ((0,),) if "backward" in op.target else ()
         count = len(op.inputs)
         return Rule((dims,) * count, (dims,), sizes, empty_of(sizes), linear=linear, inside=inside)
@@ -106,6 +108,7 @@ def _batch_norm(training_at: int | None, outputs: str) -> Builder:
         ndim = len(values[op.inputs[0]].shape)
         names = ["n", "c", *(f"x{i}" for i in range(ndim - 2))]
         training = training_at is not None and bool(argument(op, training_at, "training", True))
+        # In training the mean is over batch and space, so that no piece of them has it.
         x = " ".join(f"[{n}]" if training and n != "c" else n for n in names)
         # In evaluation the saved statistics are empty, so what they are made of is not said.
         saved = outputs if training else " ".join(outputs.replace("c", "[s]").split())

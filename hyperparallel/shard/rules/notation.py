@@ -109,11 +109,13 @@ def bind(
         )
     tensors = [(dims, shape) for dims, shape in zip(pattern.inputs, inputs, strict=True)]
     results = [(d, s) for d, s in zip(pattern.outputs, outputs, strict=False) if s is not None]
+    # As many dims as the operand with most of them has; the others' stand at the right of it.
     rest = max((len(s) - len(d) + 1 for d, s in tensors + results if d[:1] == (_REST,)), default=0)
     found: dict[str, int] = dict(sizes or {})
     spread = [(_spread(d, len(s), rest, pattern), s) for d, s in tensors + results]
     for dims, shape in spread:
         for dim, size in zip(dims, shape, strict=True):
+            # A size of one may be a broadcast: another operand's larger size of the factor stands.
             if len(dim) == 1 and found.get(dim[0], 1) == 1:
                 found[dim[0]] = size
     _solve(spread, found)
@@ -157,6 +159,8 @@ def _solve(spread: Sequence[tuple[FactorDims, Shape]], found: dict[str, int]) ->
                     known = 1
                     for name in dim:
                         known *= found.get(name, 1)
+                    # A size that does not divide is left unknown, and refused by `_fit` with the factor's
+                    # name.
                     if known and size % known == 0:
                         found[unknown[0]] = size // known
                         progress = True
@@ -173,6 +177,7 @@ def _fit(dims: FactorDims, shape: Shape, found: Mapping[str, int], pattern: Patt
         if product == size:
             fitted.append(tuple(name for name in dim if found[name] != 1))
         elif size == 1:
+            # Broadcast: this operand has none of the factor's points to cut.
             fitted.append(())
         else:
             raise UserError(

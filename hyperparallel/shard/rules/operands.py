@@ -60,6 +60,7 @@ def renumber(groups: InputGroups, given: list[bool]) -> InputGroups:
     for old, there in enumerate(given):
         if there:
             position[old] = len(position)
+    # A group whose members are all absent is no way through the op.
     kept = (tuple(position[i] for i in group if i in position) for group in groups)
     return tuple(group for group in kept if group)
 

@@ -41,6 +41,7 @@ def broadcasting(
     sizes = {LETTERS[i]: size for i, size in enumerate(output) if size != 1}
 
     def dims(shape: Shape) -> FactorDims:
+        # Aligned at the right.
         skip = len(output) - len(shape)
         return tuple((LETTERS[skip + i],) if size != 1 else () for i, size in enumerate(shape))
 
@@ -87,6 +88,7 @@ def each(op: Op, values: OpValues) -> Rule:
 def joint(op: Op, values: OpValues) -> Rule:
     """add, sub: linear in all tensors together, unless a constant other than zero is added."""
     constants = [a for a in op.args[:2] if not isinstance(a, Ref)]
+    # Every rank would add it to its summand: n times in all.
     if any(constant != 0 for constant in constants):
         return _build(op, values, ())
     return _build(op, values, (tuple(range(len(op.inputs))),))
@@ -98,6 +100,7 @@ def groups(*linear: tuple[int, ...]) -> Builder:
 
 
 def _divide(op: Op, values: OpValues) -> Rule:
+    # A rounded sum is not the sum of what was rounded; and 1 / x is not linear in x.
     rounded = op.kwargs.get("rounding_mode") is not None
     numerator = isinstance(op.args[0], Ref)
     return _build(op, values, ((0,),) if numerator and not rounded else ())
@@ -114,6 +117,7 @@ def _where(op: Op, values: OpValues) -> Rule:
         return uncut(op, values)
     constants = [a for a in op.args[1:3] if not isinstance(a, Ref)]
     tensors = tuple(range(1, len(op.inputs)))
+    # The condition stays whole: it picks the same side of every summand.
     return _build(op, values, (tensors,) if tensors and not any(constants) else ())
 
 
@@ -127,6 +131,7 @@ def _masked_fill(op: Op, values: OpValues) -> Rule:
 def _cast(op: Op, values: OpValues) -> Rule:
     before = _PRECISION.get(values[op.inputs[0]].dtype)
     after = [_PRECISION.get(values[name].dtype) for name in op.outputs if name is not None]
+    # To fewer bits each summand would be rounded by itself, before the sum.
     exact = before is not None and all(bits is not None and bits >= before for bits in after)
     same = all(values[n].dtype == values[op.inputs[0]].dtype for n in op.outputs if n is not None)
     return _build(op, values, ((0,),) if exact or same else ())

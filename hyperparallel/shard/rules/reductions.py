@@ -1,8 +1,8 @@
 """Rules of reductions, and of ops that work along one dim (scan, sort, top-k).
 
-A sum over a cut dim leaves a pending sum, amax a pending max. Variance, norms and log-sum-exp may
-be cut too, since their local form exchanges one number per result (`inside`). Scans, sorts and
-everything that returns positions block their dim.
+A sum over a cut dim leaves a pending sum, amax a pending max. Norms may be cut too, since their local form
+exchanges one number per result (`inside`), variances and log-sum-exp with two one after the other: a mean or
+maximum first, then a sum. Scans, sorts and everything that returns positions block their dim.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ def reduced(
     ((('a',),),)
     """
     before, sizes = along(shape)
+    # No dims means all, as in torch.
     gone = {d % len(shape) for d in dims} if dims else set(range(len(shape)))
     after: FactorDims = tuple(
         () if i in gone else dim for i, dim in enumerate(before) if keep or i not in gone
     )
+    # The factors that no output has: cut, they leave a pending reduction, or the local form finishes it.
     lost = {LETTERS[i] for i in gone} & set(sizes)
     return Rule(
         inputs=(before,),
@@ -112,7 +114,11 @@ def scan(
 
 
 _ROUND_TRIP = 2.0
-"""An all-reduce moves about twice its tensor through each rank."""
+"""An all-reduce of one number per result moves about twice the result through each rank."""
+_TWO_TRIPS = 2 * _ROUND_TRIP
+
+# `correction` and `keepdim` of these overloads are passed by keyword: there is no such position.
+_KEYWORD_ONLY = 99
 
 RULES: dict[str, Builder] = {
     "aten.sum.default": reduction(None, linear=_LINEAR),
@@ -134,22 +140,24 @@ RULES: dict[str, Builder] = {
     "aten.all.dims": reduction(1, 2, reduce="min"),
     "aten.prod.default": reduction(None, reduce="prod"),
     "aten.prod.dim_int": reduction(1, 2, reduce="prod"),
-    "aten.var.default": reduction(None, inside=_ROUND_TRIP),
-    "aten.var.dim": reduction(1, 3, inside=_ROUND_TRIP),
-    "aten.var.correction": reduction(1, 99, inside=_ROUND_TRIP),
-    "aten.var_mean.default": reduction(None, inside=_ROUND_TRIP),
-    "aten.var_mean.dim": reduction(1, 3, inside=_ROUND_TRIP),
-    "aten.var_mean.correction": reduction(1, 99, inside=_ROUND_TRIP),
-    "aten.std.default": reduction(None, inside=2 * _ROUND_TRIP),
-    "aten.std.dim": reduction(1, 3, inside=2 * _ROUND_TRIP),
-    "aten.std.correction": reduction(1, 99, inside=2 * _ROUND_TRIP),
+    "aten.var.default": reduction(None, inside=_TWO_TRIPS),
+    "aten.var.dim": reduction(1, 3, inside=_TWO_TRIPS),
+    "aten.var.correction": reduction(1, _KEYWORD_ONLY, inside=_TWO_TRIPS),
+    "aten.var_mean.default": reduction(None, inside=_TWO_TRIPS),
+    "aten.var_mean.dim": reduction(1, 3, inside=_TWO_TRIPS),
+    "aten.var_mean.correction": reduction(1, _KEYWORD_ONLY, inside=_TWO_TRIPS),
+    "aten.std.default": reduction(None, inside=_TWO_TRIPS),
+    "aten.std.dim": reduction(1, 3, inside=_TWO_TRIPS),
+    "aten.std.correction": reduction(1, _KEYWORD_ONLY, inside=_TWO_TRIPS),
+    # No local form makes both results: their dims are blocked.
     "aten.std_mean.default": reduction(None, block=True),
     "aten.std_mean.dim": reduction(1, 3, block=True),
-    "aten.std_mean.correction": reduction(1, 99, block=True),
+    "aten.std_mean.correction": reduction(1, _KEYWORD_ONLY, block=True),
     "aten.linalg_vector_norm": reduction(2, 3, inside=_ROUND_TRIP),
     "aten.norm.Scalar": reduction(None, inside=_ROUND_TRIP),
     "aten.norm.ScalarOpt_dim": reduction(2, 3, inside=_ROUND_TRIP),
-    "aten.logsumexp": reduction(1, 2, inside=2 * _ROUND_TRIP),
+    "aten.logsumexp": reduction(1, 2, inside=_TWO_TRIPS),
+    # Positions count from the first element of the whole, and ties go to the first.
     "aten.argmax": reduction(1, 2, block=True),
     "aten.argmin": reduction(1, 2, block=True),
     "aten.max.dim": reduction(1, 2, block=True),
@@ -177,4 +185,5 @@ FACTS: dict[str, OpFacts] = {
     **dict.fromkeys(RULES, _REDUCTION),
     **dict.fromkeys(("aten.sum.default", "aten.sum.dim_IntList"), _SUM),
     **dict.fromkeys(("aten.mean.default", "aten.mean.dim"), _MEAN),
+    **dict.fromkeys([name for name in RULES if "norm" in name], replace(_REDUCTION, exchanges=1)),
 }

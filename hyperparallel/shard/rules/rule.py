@@ -31,15 +31,16 @@ class Rule:
     inputs, outputs: one `FactorDims` per tensor operand (in `Op.inputs` order) and per result (in
         `Op.outputs` order; None for a result that is not a tensor).
     sizes: global size of every factor.
-    blocked: factors that must be whole on every rank.
+    blocked: factors that no axis may cut.
     reduce: what a cut factor leaves behind on the outputs that lack it: "sum", "max", "min", "prod";
         None where such a factor is to be treated as blocked.
     linear: groups of input positions through which a pending sum passes: if every input of a group is
         a pending sum and the others are whole or cut, so is every output. mm: ((0,), (1,)); add:
         ((0, 1),); mul: ((0,), (1,)); neg: ((0,),).
     inside: factors that may be cut because the op's local form communicates by itself (softmax over a
-        cut dim), each with the bytes that one rank then exchanges, as a fraction of the first output (0: it
-        need not communicate). Outputs that lack such a factor come out whole, not pending.
+        cut dim), each with the bytes that one rank then receives in all of its exchanges, as a fraction of
+        the first output (0: it need not communicate). Outputs that lack such a factor come out whole, not
+        pending.
     """
 
     inputs: tuple[FactorDims, ...]
@@ -55,14 +56,15 @@ class Rule:
 class OpFacts:
     """What is known of an op beside its factors.
 
-    flops: operations per point of its iteration space; 0: only the memory it touches counts.
+    flops: operations per point of its iteration space; 0: only the memory it touches counts. not_looped:
+        factors that stand beside that space: a loop over another one meets each of their points just once.
     view: its result is another look at the operand's memory, which costs nothing. same_elements: and has
         every element of it once.
     orderless: its local form is one call whichever elements of a factor it gets, so that a factor may be
         cut inside.
     random: it draws random numbers, so that leaving it out would shift those drawn later.
-    exchanges: how often its local form exchanges over the ranks that share a cut factor (`Rule.inside`); 2 as
-        of a maximum and a sum.
+    exchanges: how often its local form exchanges over the ranks that share a cut factor (2 as of a maximum
+        and a sum); `Rule.inside` has the bytes of all of them together.
     scored: of a loss over classes, whose four exchanges are priced with the latency of one together:
         gathering the scores could save the others' on a small model, and is what a long batch has no memory
         for.
@@ -75,6 +77,7 @@ class OpFacts:
     """
 
     flops: float = 0.0
+    not_looped: tuple[str, ...] = ()
     view: bool = False
     same_elements: bool = False
     orderless: bool = False

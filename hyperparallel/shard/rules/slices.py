@@ -45,6 +45,7 @@ def _block_new(rule: Rule) -> Rule:
         {name for dims in side if dims is not None for dim in dims for name in dim}
         for side in (rule.inputs, rule.outputs)
     ]
+    # Its other side would be asked for elements that the rank has not got.
     lone = frozenset(sides[0] ^ sides[1])
     return Rule(
         rule.inputs, rule.outputs, rule.sizes, rule.blocked | lone, rule.reduce, rule.linear
@@ -78,6 +79,7 @@ def slice_rule(wide: Shape, narrow: Shape, dim: int, start: int, step: int, back
     if wide[dim] != narrow[dim]:
         name = LETTERS[dim]
         sizes.pop(name, None)
+        # One of equal parts: the dim is (part inner), and inner may be cut in every part alike.
         part = parted(wide[dim], narrow[dim], start) if step == 1 else None
         long: tuple[str, ...] = ()
         short[dim] = ()
@@ -176,6 +178,7 @@ def _parts(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], frozenset[str]]:
     """Factors of a dim made of parts, of each part, and which of them are blocked."""
     sizes.pop(name, None)
+    # Unequal parts have no inner factor in common that a cut would divide alike.
     equal = len(set(lengths)) == 1
     if equal:
         inner: tuple[str, ...] = (name,) if lengths[0] != 1 else ()

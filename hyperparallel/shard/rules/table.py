@@ -4,8 +4,8 @@
 overload first ("aten.sum.dim_IntList"), then without ("aten.sum"), then without the underscore of
 an in-place op. An op that is not found has no rule (None): `graph/probe.py` then tries it out.
 
-The rules themselves stand beside this file, by kind: pointwise, views, matmul, reductions,
-normalisation, attention, loss, indexing, factories. Building one costs a few microseconds, since
+The rules themselves stand beside this file, a family in each: pointwise, views, slices, matmul, reductions,
+normalisation, attention, loss, indexing, factories, pooling. Building one costs a few microseconds, since
 models repeat shapes and the builders remember them.
 """
 
@@ -33,15 +33,19 @@ from hyperparallel.shard.rules.operands import Builder, InputGroups, line
 from hyperparallel.shard.rules.rule import UNKNOWN, OpFacts, Rule
 from hyperparallel.workload.ops import Op, Value
 
-_ROOMS = (
+_FAMILIES = (
     pointwise, views, slices, matmul, reductions, normalisation, attention, loss, indexing,
     factories, pooling,
 )  # fmt: skip
-_TABLE: dict[str, Builder] = {name: rule for room in _ROOMS for name, rule in room.RULES.items()}
+_TABLE: dict[str, Builder] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 _FACTS: dict[str, OpFacts] = {
-    name: facts for room in _ROOMS for name, facts in getattr(room, "FACTS", {}).items()
+    name: facts for family in _FAMILIES for name, facts in getattr(family, "FACTS", {}).items()
 }
-_ASKED: dict[str, OpFacts] = {}
+
+# Answers by the full name that was asked for. They stand apart from the tables, so that a rule that is
+# registered for a name without overload still reaches overloads that were asked for before it came.
+_ASKED_RULES: dict[str, Builder | None] = {}
+_ASKED_FACTS: dict[str, OpFacts] = {}
 
 
 def rule_for(op: Op, values: Mapping[str, Value]) -> Rule | None:
@@ -64,42 +68,41 @@ def facts_of(target: str) -> OpFacts:
     >>> facts_of("aten.add.Tensor").fresh, facts_of("aten.add_.Tensor").fresh
     (True, False)
     """
-    found = _ASKED.get(target)
+    found = _ASKED_FACTS.get(target)
     if found is None:
         base = target.rpartition(".")[0]
         plain = base.removesuffix("_")
         found = _FACTS.get(target) or _FACTS.get(base) or _FACTS.get(plain) or UNKNOWN
         if plain != base or "out" in target[len(base) :]:  # what it makes is memory that it is given
             found = replace(found, fresh=False, in_place=())
-        _ASKED[target] = found
+        _ASKED_FACTS[target] = found
     return found
 
 
 def _find(target: str) -> Builder | None:
-    builder = _TABLE.get(target)
-    if builder is None:
+    if target not in _ASKED_RULES:
         base = target.rpartition(".")[0]
-        builder = _TABLE.get(base) or _TABLE.get(base.removesuffix("_"))
-        if builder is not None:
-            _TABLE[target] = builder
-    return builder
+        _ASKED_RULES[target] = (
+            _TABLE.get(target) or _TABLE.get(base) or _TABLE.get(base.removesuffix("_"))
+        )
+    return _ASKED_RULES[target]
 
 
 def register_rule(
     target: str,
     rule: str | Builder,
     *,
-    linear: InputGroups = (),
+    linear: InputGroups | None = None,
     reduce: str | None = "sum",
     **facts: Any,
 ) -> None:
     """Give the rule of an op, in one string or as a function `(op, values) -> Rule`.
 
     target: the op's name ("mylib.rotate.default"; "mylib.rotate" for every overload).
-    linear, reduce: as in `Rule`, for a rule given as a string. facts: fields of `OpFacts`, by which
-    the op is priced and treated; by default it costs the memory that it touches, and its results may
-    share memory with its operands. Raises `UserError` for a rule that cannot be read or a fact that
-    there is not.
+    linear, reduce: as in `Rule`, of a rule given as a string; a function says them in the rule that it
+    makes. facts: fields of `OpFacts`, by which the op is priced and treated; by default it costs the
+    memory that it touches, and its results may share memory with its operands. Raises `UserError` for a
+    rule that cannot be read, a fact that there is not, and `linear` or `reduce` beside a function.
 
     >>> register_rule("mylib.scale", "b d, d -> b d", linear=((0,), (1,)), fresh=True)
     """
@@ -107,6 +110,12 @@ def register_rule(
     for name in facts:
         if name not in known:
             raise UserError("register_rule", name, f"a fact of {', '.join(known)}", nearest(name, known, 1))
+    if not isinstance(rule, str):
+        for field_name, given, usual in (("linear", linear, None), ("reduce", reduce, "sum")):
+            if given != usual:
+                allowed = "left out: a function gives it in the Rule that it returns"
+                raise UserError(field_name, given, allowed)
+    _TABLE[target] = line(rule, linear or (), reduce) if isinstance(rule, str) else rule
     _FACTS[target] = OpFacts(**facts)
-    _ASKED.clear()
-    _TABLE[target] = line(rule, linear, reduce) if isinstance(rule, str) else rule
+    _ASKED_RULES.clear()
+    _ASKED_FACTS.clear()

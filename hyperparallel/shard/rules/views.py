@@ -51,6 +51,7 @@ def factorise(source: Shape, target: Shape) -> Rule:
             if block:
                 blocked.add(name)
 
+    # Not a view after all, or nothing to cut: every dim blocked is always right.
     if prod(source) != prod(target) or 0 in source:
         for shape, dims in ((source, left), (target, right)):
             for size, dim in zip(shape, dims, strict=True):
@@ -60,17 +61,22 @@ def factorise(source: Shape, target: Shape) -> Rule:
     i = j = -1
     m = n = 1
     while True:
+        # A dim of size one is made of no factor.
         while m == 1 and i + 1 < len(source):
             i, m = i + 1, source[i + 1]
         while n == 1 and j + 1 < len(target):
             j, n = j + 1, target[j + 1]
         if m == 1 or n == 1:
             break
+        # The largest factor that both dims begin with: a cut of it falls between the same elements on both
+        # sides.
         shared = gcd(m, n)
         if shared > 1:
             add(shared, left[i], right[j])
             m, n = m // shared, n // shared
             continue
+        # No common divisor: take more dims until both runs hold as many elements, and block what lies
+        # between.
         before, after = [(i, m)], [(j, n)]
         while m != n:
             if m < n:
@@ -81,6 +87,7 @@ def factorise(source: Shape, target: Shape) -> Rule:
                 j += 1
                 n *= target[j]
                 after.append((j, target[j]))
+        # What both runs end with lies alike on both sides: 3 x 8 -> 4 x 6 may be cut inside by 2.
         tail = gcd(before[-1][1], after[-1][1])
         for run, dims in ((before, left), (after, right)):
             for place, (k, size) in enumerate(run):
@@ -118,6 +125,7 @@ def mapped(source: Shape, order: tuple[int | None, ...], target: Shape) -> Rule:
             sizes[name] = size
             after.append((name,))
     used = {name for dim in after for name in dim}
+    # A dim that was selected away may not be cut: one rank alone would have what is asked for.
     lost = frozenset(name for name in sizes if name not in used)
     return Rule((dims,), (tuple(after),), sizes, empty_of(sizes) | lost, linear=_LINEAR)
 

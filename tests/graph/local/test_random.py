@@ -29,7 +29,7 @@ def test_torch_calls_each_of_them_random(name: str) -> None:
 def test_no_other_op_of_the_rules_is_random() -> None:
     missed = {
         name
-        for name in set(_TABLE) - RANDOM  # with the overloads that earlier tests have looked up
+        for name in set(_TABLE) - RANDOM
         if not facts_of(name).random and name.startswith("aten.")
         and hasattr(torch.ops.aten, name.split(".")[1]) and any(SEEDED in op.tags for op in overloads(name))
     }  # fmt: skip

@@ -155,7 +155,7 @@ def test_pieces_cross_between_meshes_once() -> None:
     for edge in built.edges:
         sent = [step for step in edge.steps if isinstance(step, SendRecv)]
         assert len(sent) == 1
-        moved = sum(piece.num_elements for piece in sent[0].pieces(edge.value.shape))
+        moved = sum(block.num_elements for block in sent[0].blocks(edge.value.shape))
         assert moved == edge.value.numel
 
 

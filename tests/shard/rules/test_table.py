@@ -170,6 +170,20 @@ def test_a_user_registers_a_rule_in_one_string() -> None:
     assert rule.blocked == {"s"} and rule.linear == ((0,),)
 
 
+def test_a_later_rule_reaches_overloads_that_were_asked_for_before() -> None:
+    register_rule("testlib.twice", "b s -> b s")
+    assert not rule_of("testlib.twice.default", (4, 6), out=(4, 6)).blocked
+    register_rule("testlib.twice", "b [s] -> b [s]")
+    assert rule_of("testlib.twice.default", (4, 6), out=(4, 6)).blocked == {"s"}
+
+
+@pytest.mark.parametrize("given", [{"linear": ((0,),)}, {"reduce": "max"}, {"linear": ()}])
+def test_what_a_function_says_itself_is_not_taken_beside_it(given: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=f"^{next(iter(given))}: got .*; allowed: left out: a function"):
+        register_rule("testlib.thrice", lambda op, values: None, **given)  # type: ignore[arg-type]
+    assert rule_for(Op("y", "testlib.thrice.default", (), {}, (), ("y",)), {}) is None
+
+
 def test_random_ops_are_known() -> None:
     for name in ("native_dropout.default", "bernoulli.p", "bernoulli_.float", "rand.default"):
         assert facts_of(f"aten.{name}").random, name

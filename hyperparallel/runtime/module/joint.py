@@ -13,7 +13,7 @@ from hyperparallel.graph.decided import decisions
 from hyperparallel.runtime.exec.compiled import Compiled
 from hyperparallel.runtime.job.agreement import agree
 from hyperparallel.runtime.job.here import Here
-from hyperparallel.runtime.module.local_batch import local_inputs
+from hyperparallel.runtime.module.local_batch import input_cuts, local_leaves
 from hyperparallel.shard.spec import Spec
 
 
@@ -40,6 +40,7 @@ class JointProgram:
         if any(spec.partial for spec in program.grad_specs.values()):
             last = self.built.reduction_program(program)
             self._finish = Compiled(last, self.here.binder(mesh, last))
+        self._input_cuts = tuple(input_cuts(program).values())
         self.param_names = list(program.params)
         self.buffer_names = list(program.buffers)
         self.grad_names = list(program.grads)
@@ -58,7 +59,8 @@ class JointProgram:
         place where the model updates them.
         """
         program = self.compiled.program
-        values = local_inputs(program, leaves, self.here)
+        pieces = local_leaves(leaves, self._input_cuts, self.here.device)
+        values = dict(zip(program.inputs.values(), pieces, strict=True))
         values |= {name: params[path] for path, name in program.params.items()}
         values |= {name: buffers[path] for path, name in program.buffers.items()}
         for path, name in program.tangents.items():

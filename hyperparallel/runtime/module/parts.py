@@ -32,7 +32,7 @@ from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.as_dtensor import Presenter, local_piece
 from hyperparallel.runtime.module.edges import EdgeProgram
 from hyperparallel.runtime.module.fast_path.held_tensors import set_parameter
-from hyperparallel.runtime.module.local_batch import signature
+from hyperparallel.runtime.module.local_batch import input_cuts, own_piece, signature
 from hyperparallel.runtime.module.step import MakeOptimizer, StepResult, local_of
 
 
@@ -45,6 +45,7 @@ class PartProgram:
         agree(here, decisions(built, self.program, {"compile": compile}), "the program of a part")
         bind = here.binder(built.decisions.mesh, self.program)
         self.compiled = Compiled(self.program, bind, compile)
+        self._input_cuts = input_cuts(self.program)
         self._read_later = [node.name for node in self.compiled.stages.backward.inputs]
         self._saved: dict[str, Tensor] = {}
 
@@ -62,8 +63,7 @@ class PartProgram:
             if path in received:
                 values[name] = received[path]
             else:
-                piece = local_piece(batch[path].detach(), program.input_specs[path], self.here.rank)
-                values[name] = piece.to(self.here.device)
+                values[name] = own_piece(batch[path], self._input_cuts[path], self.here.device)
         values |= compiled.constants({path: buffers[path] for path in program.buffers})
         results = compiled.run("forward", values)
         values |= zip(compiled.saved_names(), results[compiled.num_results :], strict=True)

@@ -111,6 +111,9 @@ class PartsStep:
         self.specs: Mapping[str, Spec] = {
             name: spec for each in self.built.built for name, spec in each.decisions.stored.items()
         }
+        self.changed_buffers: Mapping[str, Mesh] = {
+            name: each.decisions.mesh for each in self.built.built for name in each.captured.mutations
+        }
         self._place()
         self.params = {
             name: nn.Parameter(local_of(model.get_parameter(name)))
@@ -238,9 +241,8 @@ class PartsStep:
                 elsewhere = nn.Parameter(held.detach().to("meta"), held.requires_grad)
                 placed[id(held)] = own.get(name, elsewhere)
             set_parameter(self.model, name, placed[id(held)])
-        changed = {i: set(each.captured.mutations) for i, each in enumerate(self.built.built)}
-        others = {name for i, names in changed.items() if i not in self.programs for name in names}
-        gone = {id(self.model.get_buffer(name)) for name in others}
+        here_changed = {name for program in self.programs.values() for name in program.program.mutations}
+        gone = {id(self.model.get_buffer(n)) for n in self.changed_buffers if n not in here_changed}
         for name, buffer in list(self.model.named_buffers(remove_duplicate=False)):
             if id(buffer) in gone:
                 owner, _, leaf = name.rpartition(".")

@@ -124,7 +124,7 @@ def build_request(request: Request) -> Built:
     import torch
 
     from hyperparallel.graph.build import build
-    from hyperparallel.runtime.module.step import split_batch
+    from hyperparallel.runtime.module.micro_batches import split_batch
 
     config = request.config
     with torch.device("meta"):

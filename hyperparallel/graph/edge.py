@@ -29,7 +29,8 @@ BETWEEN: tuple[str, ...] = ()
 class Edge:
     """One value on its way between two parts. src: as `source` leaves it; dst: as `target` takes it.
 
-    name: what the parts call it among their inputs and results.
+    name: what the parts call it among their inputs and results. is_lent: it is a parameter of `source`, which
+    changes between steps only.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Edge:
     backward: bool
     src: Layout
     dst: Layout
+    is_lent: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:

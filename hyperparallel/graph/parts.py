@@ -10,20 +10,24 @@ edge takes a value from the one to the other (`edge.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from hyperparallel.errors import PlanError
 from hyperparallel.graph.build import Built, captured_model, decided, loss_of
 from hyperparallel.graph.capture.capture import Captured
+from hyperparallel.graph.capture.extract import extract
 from hyperparallel.graph.edge import Edge
 from hyperparallel.graph.passes.split import PartCut, split_parts
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
+from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,26 @@ class Part:
 class BuiltParts:
     """A model in parts: what all ranks share.
 
-    captured: the joint graph of the whole model. edges: activations in the order of the parts that read
-    them, gradients in the reverse order. reports: take the loss to the meshes that do not make it.
+    captured: the joint graph of the whole model. edges: activations in the order of the parts that read them,
+    gradients in the reverse order. reports: take the loss to the meshes that do not make it. draws: the
+    random ops of each part, in the order of the forward.
     """
 
     captured: Captured
     built: tuple[Built, ...]
     edges: tuple[Edge, ...]
     reports: tuple[Edge, ...]
+    draws: tuple[tuple[fx.Node, ...], ...]
+
+    @cached_property
+    def workload(self) -> Workload:
+        """What the whole model computes."""
+        return extract(self.captured)
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        """The rule of every op of the whole model: an op has the same name in its part."""
+        return {name: rule for each in self.built for name, rule in each.rules.items()}
 
     @property
     def loss_part(self) -> int:
@@ -82,22 +98,32 @@ def build_parts(
     kwargs: Mapping[str, Any] | None = None,
     *,
     loss: str = "",
+    train: bool = True,
+    micro_batches: int = 1,
+    later: bool = False,
     device: torch.device | None = None,
 ) -> BuiltParts:
     """Capture a model once, cut it, and decide each part under its plan.
 
-    parts: in the order in which the forward goes through them. loss, device: see `build`. Raises
-    `PlanError` for parts that cannot be cut so, and what `build` raises.
+    parts: in the order in which the forward goes through them. loss, train, micro_batches, later, device: see
+    `build`. Raises `PlanError` for parts that cannot be cut so, and what `build` raises.
     """
     _check_alike(parts)
-    captured = captured_model(module, parts[0].plan, args, kwargs, loss=loss, device=device)
-    cut = split_parts(captured, [part.modules for part in parts])
+    captured = captured_model(module, parts[0].plan, args, kwargs, loss=loss, train=train, device=device)
+    cut = split_parts(captured, [part.modules for part in parts], lenient=later)
+    plans = [part.plan for part in parts]
+    if later:  # it need not use every parameter that the first program did
+        plans = [_fewer(plan, each.params) for plan, each in zip(plans, cut.parts, strict=True)]
     built = tuple(
-        decided(each, part.plan, edges=frozenset(each.input_grads))
-        for each, part in zip(cut.parts, parts, strict=True)
+        decided(each, plan, edges=frozenset(each.input_grads), micro_batches=micro_batches, later=later)
+        for each, plan in zip(cut.parts, plans, strict=True)
     )
-    edges = _edges(cut, built)
-    return BuiltParts(captured, built, edges, _reports(loss or loss_of(captured), built))
+    reports = _reports(loss or loss_of(captured), built)
+    return BuiltParts(captured, built, _edges(cut, built), reports, cut.draws)
+
+
+def _fewer(plan: Plan, names: Collection[str]) -> Plan:
+    return replace(plan, params={name: layout for name, layout in plan.params.items() if name in names})
 
 
 def _check_alike(parts: Sequence[Part]) -> None:
@@ -115,7 +141,8 @@ def _edges(cut: PartCut, built: Sequence[Built]) -> tuple[Edge, ...]:
         value = built[c.source].workload.values[c.value]
         src = built[c.source].decisions.outputs[c.value].layout()
         dst = built[c.target].decisions.sources[c.value].layout()
-        found.append(Edge(c.name, value, c.source, c.target, c.backward, src, dst))
+        is_lent = c.value in built[c.source].workload.params.values()
+        found.append(Edge(c.name, value, c.source, c.target, c.backward, src, dst, is_lent))
     # All ranks go through the edges in one order: activations with the parts, then gradients back.
     return tuple(sorted(found, key=lambda e: (e.backward, -e.target if e.backward else e.target)))
 

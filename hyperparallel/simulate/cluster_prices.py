@@ -2,6 +2,7 @@
 
     products     launch_s + FLOPs / (peak * Gemm.efficiency(m, n, k))
     other ops    launch_s + the larger of FLOPs / peak and bytes / memory bandwidth
+    copies       latency_s + bytes / bandwidth of their memory tier while all devices use it
     collectives  rounds * latency_s + received bytes / bandwidth of the slowest tier that their axes cross;
                  they hold a share of their rank's compute units and of its links. Rounds of messages are
                  log2 of the members that a tier joins (a tree), one where members send straight to each other
@@ -97,15 +98,23 @@ class ClusterPrices:
         return Price(latency + moving, {f"{ports} of rank {rank}": 1.0}, units)
 
     def copy(self, one: Instruction) -> Price:
-        """All devices of a host copy at once; the stream is copy.<tier>.in or .out."""
-        _, name, way = one.stream.split(".")
-        tier = next((tier for tier in self.cluster.memory if tier.name == name), None)
-        if tier is None:
-            known = ", ".join(tier.name for tier in self.cluster.memory)
-            given = f"{self.cluster.name} with {known}"
-            raise ClusterError("memory", given, f"a tier {name}, for the stream {one.stream}")
-        read, write = tier.contended()
-        return Price(tier.latency_s + one.num_bytes / (read if way == "in" else write))
+        return Price(copy_seconds(self.cluster, one))
+
+
+def copy_seconds(cluster: Cluster, one: Instruction) -> float:
+    """Seconds of a copy between memory tiers: latency_s + bytes / bandwidth, where all devices copy at once.
+
+    Its stream says between which: copy.<tier>.in towards the device, copy.<tier>.out away from it. Raises
+    `ClusterError` for any other stream, or a tier that the cluster does not have.
+    """
+    verb, _, rest = one.stream.partition(".")
+    name, _, way = rest.rpartition(".")
+    if verb != "copy" or way not in ("in", "out"):
+        allowed = "copy.<tier>.in or copy.<tier>.out, for what is no collective"
+        raise ClusterError("stream", one.stream, allowed)
+    tier = cluster.tier(name)
+    read, write = tier.contended()
+    return tier.latency_s + one.num_bytes / (read if way == "in" else write)
 
 
 @dataclass(frozen=True)
@@ -150,6 +159,9 @@ class ThreadPrices:
 
     def transfer(self, start: Instruction, members: int) -> tuple[float, float]:
         return self.threads.transfer_seconds(start.kind, members, start.num_bytes)
+
+    def copy(self, one: Instruction) -> float:
+        return copy_seconds(self.cluster, one)
 
 
 def _flop_s(cluster: Cluster, one: Instruction) -> float:

@@ -5,12 +5,17 @@ want a core; then it stands behind them. A collective is work of its members' ow
 in, waiting for it fetches the rest once all members have started it. So while a rank waits its core is free
 for another, and a span lasts from when its rank came to it, off the core or on it: as the rank's clock tells.
 
+A copy between memory tiers moves beside the cores, as by a disk: from when it was started, behind what its
+rank's stream moves already, for latency plus bytes over the tier's bandwidth. Its wait goes on when it is
+through.
+
 Leaves out the cost of a switch, wake-ups that overtake, memory bandwidth that cores share (the timings were
 taken with all cores at work), and messages that need their reader before the start is through.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -33,7 +38,10 @@ class CorePrices(Protocol):
     def op(self, one: Instruction) -> float: ...
 
     def transfer(self, start: Instruction, members: int) -> tuple[float, float]:
-        """Starting a collective, and waiting for it."""
+        """Starting a collective or a copy, and what waiting for it costs the core."""
+
+    def copy(self, one: Instruction) -> float:
+        """How long a started copy moves once its stream is free."""
 
 
 def run_threads(
@@ -70,6 +78,10 @@ class _Machine:
         self.running: dict[int, float] = {}
         """Rank -> when its slice is over."""
         self.asleep: set[int] = set()
+        self.moved: dict[tuple[int, int], float] = {}
+        """(rank, position) of a started copy -> when it is through."""
+        self.free: dict[tuple[int, str], float] = {}
+        """(rank, stream) -> when its last copy is through."""
 
     def _seconds(self, rank: int, members: Members) -> list[float]:
         program = self.programs[rank]
@@ -100,20 +112,29 @@ class _Machine:
                 found[i] = [there for there in meeting if there[0] != rank]
         return found
 
+    def _copied(self, rank: int) -> float:
+        """When the copy is through that a rank waits for next; 0 where it waits for none."""
+        one = self.programs[rank][len(self.done[rank])]
+        return self.moved.get((rank, one.needs[0]), 0.0) if one.role == "wait" else 0.0
+
     def _may_go_on(self, rank: int) -> bool:
         needs = self.needs[rank].get(len(self.done[rank]), ())
-        return all(len(self.done[other]) > position for other, position in needs)
+        met = all(len(self.done[other]) > position for other, position in needs)
+        return met and self._copied(rank) <= self.now
 
     def run(self) -> None:
-        """From one end of an instruction or a slice to the next, until all programs are through."""
+        """From one end of an instruction, a slice or a copy to the next, until all programs are through."""
         self._fill()
-        while self.running:
-            step = min(self.left[rank] for rank in self.running)
+        while self.running or self._copies():
+            step = min((self.left[rank] for rank in self.running), default=math.inf)
             # A slice ends only while somebody waits for the core.
             if self.queue:
                 step = min(step, min(end - self.now for end in self.running.values()))
-            step = max(step, 0.0)
-            self.now += step
+            step, copied = max(step, 0.0), min(self._copies(), default=math.inf)
+            if copied - self.now <= step:  # to that moment itself: a sum could fall short of it
+                step, self.now = copied - self.now, copied
+            else:
+                self.now += step
             for rank in list(self.running):
                 self.left[rank] -= step
             for rank in list(self.running):
@@ -133,7 +154,20 @@ class _Machine:
             given = f"a deadlock: {name} on rank {stuck} waits for what is never started"
             raise PlanError("programs", given, "starts and waits in an order that all ranks can follow")
 
+    def _copies(self) -> list[float]:
+        """When the copies end that ranks sleep for."""
+        return [end for rank in self.asleep if (end := self._copied(rank)) > self.now]
+
+    def _start_copy(self, rank: int, place: int) -> None:
+        one = self.programs[rank][place]
+        stream = rank, one.stream
+        end = max(self.now, self.free.get(stream, 0.0)) + self.prices.copy(one)
+        self.moved[rank, place] = self.free[stream] = end
+
     def _ended(self, rank: int) -> None:
+        one = self.programs[rank][len(self.done[rank])]
+        if one.role == "start" and not one.axes:
+            self._start_copy(rank, len(self.done[rank]))
         self.done[rank].append(self.now)
         place = len(self.done[rank])
         if place == len(self.work[rank]):

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from hyperparallel.graph.capture.precision import computing
+from hyperparallel.runtime.checkpoint.held import step_parameters
 from hyperparallel.runtime.checkpoint.index import Index
 from hyperparallel.runtime.checkpoint.model import (
     module_parameters,
@@ -24,7 +25,6 @@ from hyperparallel.runtime.checkpoint.model import (
     restore_settings,
 )
 from hyperparallel.runtime.checkpoint.record import StateValue
-from hyperparallel.runtime.checkpoint.trained import step_parameters
 from hyperparallel.runtime.module.step import TrainStep
 
 

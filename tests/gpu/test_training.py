@@ -177,6 +177,7 @@ def resumed(session: Session, folder: Path) -> tuple[list[float], list[float], s
     with Checkpointer(folder, rank=session.rank, world=session.world_size) as keeper:
         step = made(plan, torch.float32)
         sharded = ShardedStep(step)
+        sharded.set_lr(0.003)  # another rate than the one below is made with: it comes from the checkpoint
         for ids in batches[:2]:
             step.step(ids)
         keeper.save(2, sharded.state(), {"optimizer": sharded.facts()}, sharded.aliases())

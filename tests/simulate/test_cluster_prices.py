@@ -9,6 +9,7 @@ import pytest
 from hyperparallel.cluster import Threads
 from hyperparallel.cluster.presets import preset
 from hyperparallel.cluster.presets.laptop import guessed
+from hyperparallel.cluster.tiers import Tier
 from hyperparallel.errors import ClusterError
 from hyperparallel.layout import Mesh
 from hyperparallel.simulate import ClusterPrices, ThreadPrices, step_timeline
@@ -81,3 +82,28 @@ def test_a_product_alone_on_a_core_takes_no_turns() -> None:
 def test_a_step_needs_as_many_devices_as_ranks() -> None:
     with pytest.raises(ClusterError, match="the 16 devices"):
         step_timeline({0: []}, preset("h100", 8), MESH)
+
+
+@pytest.mark.parametrize(("way", "rate"), [("in", 6e9), ("out", 2.5e9)])
+def test_copies_cost_latency_and_bytes_over_the_tiers_bandwidth(way: str, rate: float) -> None:
+    """Towards the device 6 GB/s; away from it 5 alone, but 20 for the eight of a host: 2.5 GB/s each."""
+    tier = Tier("host", 2e12, 6e9, 5e9, shared_by=8, total_bytes_s=20e9 if way == "out" else None,
+                latency_s=3e-3)  # fmt: skip
+    copy = Instruction("c", "copy", "start", num_bytes=1e9, stream=f"copy.host.{way}")
+    wanted = 3e-3 + 1e9 / rate
+    cluster = replace(H100, memory=(H100.memory[0], tier))
+    assert ClusterPrices(cluster, MESH).copy(copy).seconds == pytest.approx(wanted)
+    laptop = replace(LAPTOP, memory=(LAPTOP.memory[0], tier))
+    assert ThreadPrices(laptop, THREADS).copy(copy) == pytest.approx(wanted)
+
+    # One step of two ranks on a laptop: the copy begins 1 us after the step, its wait costs 1 us of a core.
+    program = [copy, Instruction("w", "wait", "wait", (0,))]
+    found = step_timeline(dict.fromkeys(range(2), program), laptop, Mesh((2,), ("dp",)))
+    assert found.step_seconds == pytest.approx(1e-6 + wanted + 1e-6)
+
+
+@pytest.mark.parametrize("stream", ["comm", "copy.host", "copy.pool.in", "copy.host.up"])
+def test_a_copy_needs_a_tier_that_is_there(stream: str) -> None:
+    copy = Instruction("c", "copy", "start", num_bytes=1.0, stream=stream)
+    with pytest.raises(ClusterError, match="pool" if "pool" in stream else "copy.<tier>.in"):
+        PRICES.copy(copy)

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.pure
 
 @dataclass(frozen=True)
 class Prices:
-    """An op takes its flops in seconds; a collective 1 s to start and 2 s to fetch."""
+    """An op takes its flops in seconds; a collective 1 s to start and 2 s to fetch; a copy 1 s and one for
+    every 4 bytes."""
 
     cores: int = 1
     slice_s: float = 1.0
@@ -25,6 +26,9 @@ class Prices:
 
     def transfer(self, start: Instruction, members: int) -> tuple[float, float]:
         return 1.0, float(members)
+
+    def copy(self, one: Instruction) -> float:
+        return 1.0 + one.num_bytes / 4.0
 
 
 def everybody(rank: int, axes: tuple[str, ...]) -> tuple[int, ...]:
@@ -89,3 +93,47 @@ def test_programs_that_wait_for_ever_are_refused() -> None:
         run_threads({0: crossed}, Prices(), everybody)
     with pytest.raises(PlanError, match="rank 1 with other collectives"):
         run_threads({0: crossed, 1: work(1.0)}, Prices(), everybody)
+
+
+def fetch(name: str, num_bytes: float, stream: str = "copy.host.in") -> Instruction:
+    return Instruction(name, "copy", "start", num_bytes=num_bytes, stream=stream)
+
+
+def wait(start: int) -> Instruction:
+    return Instruction(f"wait_{start}", "wait", "wait", (start,))
+
+
+def ends(*programs: list[Instruction]) -> dict[tuple[int, str], float]:
+    """When each instruction of rank 0, and of rank 1 on the same core, is through."""
+    found = run_threads(dict(enumerate(programs)), Prices(1, 100.0), everybody)
+    return {(span.rank, span.name): span.end for span in found.spans if span.stream == "compute"}
+
+
+def test_a_copy_moves_beside_the_core() -> None:
+    """Started at 1 s, 16 bytes are there at 1 + 1 + 16/4 = 6 s; what is done meanwhile hides them."""
+    late = ends([fetch("f", 16.0), *work(2.0), wait(0)])
+    assert late == {(0, "f"): 1.0, (0, "op_0"): 3.0, (0, "wait_0"): 7.0}  # 1 s of a wait is its core's
+    hidden = ends([fetch("f", 16.0), *work(9.0), wait(0)])
+    assert hidden == {(0, "f"): 1.0, (0, "op_0"): 10.0, (0, "wait_0"): 11.0}
+
+
+def test_copies_of_one_stream_move_one_after_another() -> None:
+    """2 s to start both. One stream: 1 + 5 = 6, then 6 + 3 = 9; two: 6 and 2 + 3 = 5."""
+    both = [fetch("a", 16.0), fetch("b", 8.0), wait(1), wait(0)]
+    assert ends(both) == {(0, "a"): 1.0, (0, "b"): 2.0, (0, "wait_1"): 10.0, (0, "wait_0"): 11.0}
+    apart = [fetch("a", 16.0), fetch("b", 8.0, "copy.host.out"), wait(1), wait(0)]
+    assert ends(apart) == {(0, "a"): 1.0, (0, "b"): 2.0, (0, "wait_1"): 6.0, (0, "wait_0"): 7.0}
+
+
+def test_a_rank_that_waits_for_a_copy_frees_its_core() -> None:
+    """Rank 0 starts until 1 s and sleeps until 6 s; rank 1 has the core from 1 s to 4 s, then nobody."""
+    found = ends([fetch("f", 16.0), wait(0)], work(3.0))
+    assert found == {(0, "f"): 1.0, (1, "op_0"): 4.0, (0, "wait_0"): 7.0}
+    found = ends([fetch("f", 16.0), wait(0)], work(8.0))
+    assert found == {(0, "f"): 1.0, (1, "op_0"): 9.0, (0, "wait_0"): 10.0}, "awake at 6 s, a core at 9 s"
+
+
+def test_streams_of_different_ranks_do_not_queue() -> None:
+    program = [fetch("f", 16.0), wait(0)]
+    found = run_threads({0: program, 1: program}, Prices(2), everybody)
+    assert [span.end for span in found.spans if span.name == "wait_0"] == [7.0, 7.0]

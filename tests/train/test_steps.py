@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,10 +50,17 @@ def model() -> nn.Module:
     return Scorer()
 
 
-def sharded(rank: int, plan: Plan, folder: Path, steps: int) -> TrainResult:
-    step = TrainStep(
-        model(), lambda named: torch.optim.AdamW(named), plan, batches().batch(0), clip=1.0
-    )
+OTHERS = {"betas": (0.1, 0.2), "weight_decay": 0.5, "eps": 0.1}
+"""Settings of an optimizer that goes on with a run: those that were saved must take their place."""
+
+
+def sharded(
+    rank: int, plan: Plan, folder: Path, steps: int, settings: dict[str, Any] | None = None
+) -> TrainResult:
+    def adamw(named: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(named, **(settings or {}))
+
+    step = TrainStep(model(), adamw, plan, batches().batch(0), clip=1.0)
     world = plan.mesh.size
     return train(config(folder, steps), ShardedStep(step), batches(), rank=rank, world=world)
 
@@ -64,16 +72,16 @@ def test_sharded_runs_resume_anywhere(tmp_path: Path) -> None:
     dense = Plan(wide, fsdp="dp")
     whole = run_ranks(2, sharded, split, tmp_path / "whole", 6)[0]
     assert run_ranks(2, sharded, split, tmp_path / "run", 3)[0].losses == whole.losses[:3]
-    same = run_ranks(2, sharded, split, tmp_path / "run", 6)[0]
+    same = run_ranks(2, sharded, split, tmp_path / "run", 6, OTHERS)[0]
     assert same.first_step == 3 and same.losses == whole.losses[3:]  # bit for bit
 
-    on_three = run_ranks(3, sharded, dense, tmp_path / "run", 9)[0]
+    on_three = run_ranks(3, sharded, dense, tmp_path / "run", 9, OTHERS)[0]
     alone = model()
     step = SingleDeviceStep(alone, torch.optim.AdamW(alone.parameters()), clip_norm=1.0)
     reference = train(config(tmp_path / "alone", 12), step, batches()).losses
     assert on_three.first_step == 6
     other = model()
-    step = SingleDeviceStep(other, torch.optim.AdamW(other.parameters()), clip_norm=1.0)
+    step = SingleDeviceStep(other, torch.optim.AdamW(other.parameters(), **OTHERS), clip_norm=1.0)
     on_one = train(config(tmp_path / "run", 12), step, batches())
     assert on_one.first_step == 9
     # float32 sums in another order: a few ulp a step, over twelve steps

@@ -141,6 +141,7 @@ def _direct(
     with contextlib.ExitStack() as stack:
         stack.enter_context(mode)
         stack.enter_context(_compiling_flag())
+        stack.enter_context(fx_traceback.preserve_node_meta())  # torch does so itself for a joint graph only
         stack.enter_context(_module_names(module))
         joint = aot_export_joint_with_descriptors(stack, flat, tuple(leaves))
     assert flat.out_tree is not None

@@ -14,6 +14,11 @@ depends on the batch and constants alone (masks, positions) is made again in eac
 is cheaper than sending it. Activations cross towards later parts, gradients towards earlier ones; a cut for
 which that is not so is refused.
 
+A parameter that several parts use belongs to the first: it crosses to the others as an activation does, and
+the gradient comes back and is summed there, as it is in the whole graph. One device draws random numbers in
+the order of the forward: `PartCut.draws` says which part draws what, so that ranks of other parts can draw
+and drop the same (`runtime/exec/replay.py`), and every number is that of the whole model.
+
 Leaves out where parts run (`graph/parts.py`) and when (a schedule).
 """
 
@@ -54,25 +59,29 @@ class Crossing:
 
 @dataclass(frozen=True)
 class PartCut:
-    """The parts of a captured model in order, and what crosses between them."""
+    """The parts of a captured model in order, what crosses between them, and each one's random ops."""
 
     parts: tuple[Captured, ...]
     crossings: tuple[Crossing, ...]
+    draws: tuple[tuple[fx.Node, ...], ...]
 
 
-def split_parts(captured: Captured, patterns: Sequence[Sequence[str]]) -> PartCut:
+def split_parts(
+    captured: Captured, patterns: Sequence[Sequence[str]], *, lenient: bool = False
+) -> PartCut:
     """Cut a captured joint graph; `patterns` names the modules of each part, in the order of the forward.
 
     A pattern names a module and all below it, a star is one part of the name; the longest match counts.
-    Raises `PlanError` for a pattern that matches nothing, a parameter that two parts use, and parts
-    between which activations would go backwards.
+    lenient: a pattern may match nothing, as in a further program in which a module does nothing.
+    Raises `PlanError` for a pattern that matches nothing, a buffer that two parts change, random numbers that
+    other parts could not draw alike, and parts between which activations would go backwards.
     """
-    return _Split(captured, patterns).run()
+    return _Split(captured, patterns, lenient).run()
 
 
 class _Split:
-    def __init__(self, captured: Captured, patterns: Sequence[Sequence[str]]) -> None:
-        self.captured, self.patterns = captured, patterns
+    def __init__(self, captured: Captured, patterns: Sequence[Sequence[str]], lenient: bool) -> None:
+        self.captured, self.patterns, self.lenient = captured, patterns, lenient
         self.nodes = [n for n in captured.graph.nodes if n.op != "output"]
         self.by_name = {node.name: node for node in self.nodes}
         self.results = returned(captured.graph, captured.results)
@@ -82,10 +91,11 @@ class _Split:
 
     def run(self) -> PartCut:
         self._assign()
-        self._check_parameters()
+        self._own_sources()
         crossings = self._crossings()
-        parts = tuple(self._cut(part, crossings) for part in range(len(self.patterns)))
-        return PartCut(parts, crossings)
+        numbers = range(len(self.patterns))
+        draws = tuple(tuple(n for n in self.nodes if _is_random(n) and self.part[n] == i) for i in numbers)
+        return PartCut(tuple(self._cut(part, crossings) for part in numbers), crossings, draws)
 
     def _shared(self) -> set[fx.Node]:
         """What each part may make for itself: it depends on the batch and fixed buffers alone."""
@@ -95,18 +105,15 @@ class _Split:
                 role, name = self.role[node]
                 if role == "input" or (role == "buffer" and name not in self.captured.mutations):
                     found.add(node)
-            elif facts_of(str(node.target)).random:
-                given = Words(f"{node.target} in {module_of(node) or 'the model itself'}")
-                allowed = "no dropout: a part draws from a generator of its own, not as one device does"
-                raise PlanError("parts", given, allowed, "a dropout probability of 0")
-            elif found.issuperset(node.all_input_nodes):
+            elif found.issuperset(node.all_input_nodes) and not _is_random(node):
                 found.add(node)
         return found
 
     def _assign(self) -> None:
         """Give every node that is not shared its part."""
-        named = _Named(self.captured, self.patterns)
+        named = _Named(self.captured, self.patterns, self.lenient)
         forward_of: dict[int, int] = {}  # torch numbers forward nodes; a backward node has the same number
+        drawn = 0
         for node in self.nodes:
             if node.op != "call_function" or node in self.shared:
                 continue
@@ -116,9 +123,27 @@ class _Split:
                 found = forward_of.get(number) if number is not None else None
             if found is None:
                 found = self._with_what_it_reads(node, backward)
+                if _is_random(node):  # in any part behind the last that drew, its numbers are the same
+                    found = max(found, drawn)
                 if not backward and number is not None:
                     forward_of[number] = found
             self.part[node] = found
+            if _is_random(node):
+                self._check_draw(node, drawn)
+                drawn = found
+
+    def _check_draw(self, node: fx.Node, drawn: int) -> None:
+        """Refuse what ranks of other parts could not draw too. drawn: the part that drew before."""
+        given = Words(f"{node.target} in {module_of(node) or 'the model itself'} (part {self.part[node]})")
+        if is_backward(node):
+            raise PlanError("parts", given, "random numbers that are drawn in the forward")
+        if not facts_of(str(node.target)).random or facts_of(str(node.target)).draws_by_value:
+            allowed = "random ops that draw equally often whatever values they see, outside a fused kernel"
+            instead = "one mesh (parallelize or TrainStep), or a probability of 0"
+            raise PlanError("parts", given, allowed, instead)
+        if self.part[node] < drawn:
+            allowed = f"parts in the order in which the forward draws: part {drawn} drew before it"
+            raise PlanError("parts", given, allowed)
 
     def _with_what_it_reads(self, node: fx.Node, backward: bool) -> int:
         known = [n for n in node.all_input_nodes if n in self.part]
@@ -127,18 +152,25 @@ class _Split:
             return min(gradients)
         return max((self.part[n] for n in known), default=0)
 
-    def _check_parameters(self) -> None:
-        """Every parameter, changed buffer and tangent belongs to the one part that reads it."""
+    def _own_sources(self) -> None:
+        """Give parameters, changed buffers and tangents the part that holds them."""
+        results = {r.name: r.node for r in self.results if r.role == "output"}
         for node in self.role:
             if node in self.shared:
                 continue
+            role, name = self.role[node]
             readers = sorted({self.part[user] for user in node.users if user in self.part})
-            if len(readers) > 1:
-                role, name = self.role[node]
-                allowed = "parts that share no parameter"
+            if role == "tangent":  # it comes in where its result goes out
+                self.part[node] = self.part.get(results[name], 0)
+                continue
+            if role == "buffer" and len(readers) > 1:
+                allowed = "parts of which one alone uses a buffer that the forward changes"
                 instead = f"parts in which one holds all modules that use {name}"
-                raise PlanError("parts", Words(f"{role} {name} in parts {readers}"), allowed, instead)
+                raise PlanError("parts", Words(f"buffer {name} in parts {readers}"), allowed, instead)
             self.part[node] = readers[0] if readers else 0
+
+    def _is_backward(self, node: fx.Node) -> bool:
+        return is_backward(node) or self.role.get(node, ("", ""))[0] == "tangent"
 
     def _crossings(self) -> tuple[Crossing, ...]:
         found: dict[Crossing, None] = {}
@@ -146,14 +178,14 @@ class _Split:
             for used in node.all_input_nodes if node in self.part else ():
                 if used not in self.part or self.part[used] == self.part[node]:
                     continue
-                source, target, backward = self.part[used], self.part[node], is_backward(used)
+                source, target, backward = self.part[used], self.part[node], self._is_backward(used)
                 if backward != (target < source):
                     self._refuse(used, node)
                 found[Crossing(used.name, source, target, backward)] = None
         return tuple(found)
 
     def _refuse(self, used: fx.Node, node: fx.Node) -> None:
-        what = "the gradient" if is_backward(used) else "what"
+        what = "the gradient" if self._is_backward(used) else "what"
         given = Words(
             f"{what} {used.name} that {module_of(used) or 'the model itself'} (part {self.part[used]}) makes "
             f"is read by {module_of(node) or 'the model itself'} (part {self.part[node]})"
@@ -185,9 +217,12 @@ class _Split:
         """Copies of `nodes` as a graph of their own; what was received becomes placeholders."""
         graph, names = fx.Graph(), Names()
         copies: dict[fx.Node, fx.Node] = {}
-        order = [n for n in nodes if n.op == "placeholder" and self.role[n][0] != "tangent"]
-        order += [n for n, c in received.items() if not c.backward]
-        order += [n for n in nodes if n.op == "placeholder" and self.role[n][0] == "tangent"]
+        own = [n for n in nodes if n.op == "placeholder" and n not in received]
+        order = [n for n in own if self.role[n][0] != "tangent"]
+        # Parameters of other parts last: the first tensor of a batch tells how many rows there are.
+        forward = [n for n, c in received.items() if not c.backward]
+        order += sorted(forward, key=lambda n: n.op == "placeholder")
+        order += [n for n in own if self.role[n][0] == "tangent"]
         order += [n for n, c in received.items() if c.backward]
         for node in order:
             copies[node] = copy = graph.placeholder(node.name)
@@ -216,10 +251,21 @@ class _Split:
         )
 
 
+def _is_random(node: fx.Node) -> bool:
+    """Whether a node draws random numbers: by the tables, or in a kernel that has a dropout probability."""
+    if node.op != "call_function" or facts_of(str(node.target)).random:
+        return node.op == "call_function"
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return bool(given.get("dropout_p", 0.0)) if "dropout_p" in names else True
+
+
 class _Named:
     """Which part the patterns give a module."""
 
-    def __init__(self, captured: Captured, patterns: Sequence[Sequence[str]]) -> None:
+    def __init__(self, captured: Captured, patterns: Sequence[Sequence[str]], lenient: bool) -> None:
         calls = (n for n in captured.graph.nodes if n.op == "call_function")
         modules = {*map(module_of, calls), *(name.rpartition(".")[0] for name in captured.params)}
         known = sorted({prefix for module in modules for prefix in _prefixes(module)})
@@ -227,7 +273,7 @@ class _Named:
         for part, group in enumerate(patterns):
             for pattern in group:
                 hits = [name for name in known if _fits(name, pattern)]
-                if not hits:
+                if not hits and not lenient:
                     close = nearest(pattern, known)
                     hint = f" (nearest: {close})" if close else ""
                     raise PlanError("parts", pattern, f"patterns that match modules of the model{hint}")

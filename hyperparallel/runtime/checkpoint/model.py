@@ -25,6 +25,9 @@ from hyperparallel.runtime.checkpoint.index import Index, TensorEntry
 from hyperparallel.runtime.checkpoint.record import Local, StateValue
 from hyperparallel.runtime.checkpoint.storage import dtype_of
 
+MODEL = "model/"
+"""What the names of a module's tensors begin with."""
+
 _WRAPPER_PARTS = {"_orig_mod", "_checkpoint_wrapped_module"}  # torch 2.13
 
 
@@ -46,7 +49,7 @@ def module_state(module: nn.Module) -> tuple[dict[str, StateValue], dict[str, st
     for path, tensor in module.state_dict(keep_vars=True).items():
         if not isinstance(tensor, torch.Tensor):
             continue  # a module's extra state, which is not a tensor
-        name = f"model/{bare_path(path)}"
+        name = MODEL + bare_path(path)
         known = first.setdefault(id(tensor), name)
         if known == name:
             state[name] = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
@@ -102,24 +105,49 @@ def prepare_optimizer(
     A moment with the parameter's shape is laid out like the parameter; another one (a step count)
     is whole on every rank. Then call `restore_settings` with the facts saved beside them.
     """
-    moments: dict[str, list[tuple[str, str]]] = {}
-    for name in index.tensors:
-        room, _, rest = name.partition("/")
-        if room == "optimizer":
-            moment, _, path = rest.partition("/")
-            moments.setdefault(f"model/{path}", []).append((moment, name))
-    paths = _paths(parameters)
+    moments, paths = _moments(index), _paths(parameters)
     state: dict[str, StateValue] = {}
     for group in optimizer.param_groups:
         on_device = bool(group.get("capturable") or group.get("fused"))
         for parameter in group["params"]:
             path = _path_of(paths, parameter)
-            saved_as = index.aliases.get(f"model/{path}", f"model/{path}")
-            for moment, name in moments.get(saved_as, []):
+            for moment, name in _saved_moments(moments, index, path):
                 value = _empty_moment(moment, index.tensors[name], parameters[path], on_device)
                 optimizer.state[parameter][moment] = value
                 state[name] = _cut_like(parameters[path], moment, value)
     return state
+
+
+def moments_elsewhere(parameters: Mapping[str, Local], index: Index, rank: int) -> dict[str, StateValue]:
+    """The moments that a checkpoint has of parameters whose mesh `rank` is not in, for a load to know of."""
+    moments = _moments(index)
+    state: dict[str, StateValue] = {}
+    for path, parameter in parameters.items():
+        if parameter.layout is None or rank in parameter.layout.mesh.ranks:
+            continue
+        for _, name in _saved_moments(moments, index, path):
+            entry = index.tensors[name]
+            nothing = torch.empty(0, dtype=dtype_of(entry.dtype))
+            layout = parameter.layout.mesh(*(None for _ in entry.shape))
+            state[name] = Local(nothing, layout, tuple(entry.shape))
+    return state
+
+
+def _moments(index: Index) -> dict[str, list[tuple[str, str]]]:
+    """By the name of a parameter, (moment, name of it) of what a checkpoint has."""
+    moments: dict[str, list[tuple[str, str]]] = {}
+    for name in index.tensors:
+        room, _, rest = name.partition("/")
+        if room == "optimizer":
+            moment, _, path = rest.partition("/")
+            moments.setdefault(MODEL + path, []).append((moment, name))
+    return moments
+
+
+def _saved_moments(
+    moments: Mapping[str, list[tuple[str, str]]], index: Index, path: str
+) -> list[tuple[str, str]]:
+    return moments.get(index.aliases.get(MODEL + path, MODEL + path), [])
 
 
 def restore_settings(
@@ -201,12 +229,12 @@ def _path_of(paths: Mapping[int, str], parameter: torch.Tensor) -> str:
 
 
 def _cut_like(parameter: StateValue, moment: str, value: torch.Tensor) -> StateValue:
-    """A moment of a local parameter as a piece of the whole moment."""
-    same = isinstance(parameter, Local) and value.shape == parameter.tensor.shape
-    if same and moment != "step":
-        assert isinstance(parameter, Local)
+    """A moment of a local parameter as a piece of the whole moment; others are whole on its ranks."""
+    if not isinstance(parameter, Local) or parameter.layout is None:
+        return value
+    if value.shape == parameter.tensor.shape and moment != "step":
         return Local(value, parameter.layout, parameter.shape)
-    return value
+    return Local(value, parameter.layout.mesh(*(None for _ in value.shape)), tuple(value.shape))
 
 
 def _empty_moment(

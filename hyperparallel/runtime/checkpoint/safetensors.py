@@ -32,7 +32,7 @@ from hyperparallel.errors import CheckpointError
 from hyperparallel.layout import Layout
 from hyperparallel.layout.carried import check_stored
 from hyperparallel.runtime.checkpoint.folder import sync
-from hyperparallel.runtime.checkpoint.model import module_state
+from hyperparallel.runtime.checkpoint.model import MODEL, module_state
 from hyperparallel.runtime.checkpoint.record import CheckpointState, LocalPiece, StateValue, pieces_of
 from hyperparallel.runtime.checkpoint.status import Exchange, guarded
 
@@ -77,17 +77,24 @@ def export_module(
     Tied weights are written once, under their first path. Raises as `export_safetensors`.
     """
     state, _ = module_state(module)
-    named = {name.removeprefix("model/"): value for name, value in state.items()}
-    config = copy.deepcopy(getattr(module, "config", None))
-    if config is not None and hasattr(config, "to_json_string"):
-        config.architectures = [type(module).__name__]
-        extra = {"config.json": str(config.to_json_string())}
-    else:
-        extra = {}
     export_safetensors(
-        named, folder, rank=rank, world=world, store=store,
-        max_file_bytes=max_file_bytes, extra_files=extra,
+        without_room(state), folder, rank=rank, world=world, store=store,
+        max_file_bytes=max_file_bytes, extra_files=config_files(module),
     )  # fmt: skip
+
+
+def without_room(state: Mapping[str, StateValue]) -> dict[str, StateValue]:
+    """A module's state under the names that safetensors files give it."""
+    return {name.removeprefix(MODEL): value for name, value in state.items()}
+
+
+def config_files(module: nn.Module) -> dict[str, str]:
+    """`config.json` of a module that has a configuration, under the class as it was written."""
+    config = copy.deepcopy(getattr(module, "config", None))
+    if config is None or not hasattr(config, "to_json_string"):
+        return {}
+    config.architectures = [getattr(type(module), "_original", type(module)).__name__]
+    return {"config.json": str(config.to_json_string())}
 
 
 def export_safetensors(

@@ -27,6 +27,7 @@ from hyperparallel.graph.program import RankProgram
 from hyperparallel.plan.plan import Plan
 from hyperparallel.runtime.exec.virtual import Lockstep
 from hyperparallel.runtime.module.as_dtensor import local_piece
+from hyperparallel.runtime.module.local_batch import input_cuts, own_piece
 from hyperparallel.shard.spec import Spec
 
 NEGLIGIBLE = 1e-3
@@ -190,12 +191,13 @@ def _placeholders(
 ) -> list[Tensor]:
     values: dict[str, Tensor] = {}
     rank, stored = program.rank, built.decisions.stored
+    cut = dict(zip(program.inputs.values(), input_cuts(program).values(), strict=True))
     for name, node in program.params.items():
         values[node] = local_piece(params[name].detach(), stored[name], rank).clone()
     for name, node in program.buffers.items():
         values[node] = buffers[name].detach().clone()
-    for (path, node), leaf in zip(program.inputs.items(), leaves, strict=True):
-        values[node] = local_piece(leaf.detach(), program.input_specs[path], rank)
+    for (node, where), leaf in zip(cut.items(), leaves, strict=True):
+        values[node] = own_piece(leaf, where, leaf.device)
     for path, node in program.tangents.items():
         spec = built.decisions.sources[built.workload.tangents[path]]
         values[node] = local_piece(torch.ones_like(truth[path]), spec, rank)

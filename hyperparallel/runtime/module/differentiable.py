@@ -19,8 +19,9 @@ from hyperparallel.errors import RunError, UserError
 from hyperparallel.graph.build import Built
 from hyperparallel.runtime.exec.compiled import Compiled, below_autograd
 from hyperparallel.runtime.job.here import Here
-from hyperparallel.runtime.module.as_dtensor import Presenter, cuts, narrowed
+from hyperparallel.runtime.module.as_dtensor import Presenter, cuts
 from hyperparallel.runtime.module.fast_path.gradients import hand_over
+from hyperparallel.runtime.module.local_batch import input_cuts, local_leaves, own_piece
 from hyperparallel.shard.spec import Spec
 
 Pick = Callable[[Sequence[Any]], Sequence[Any]]
@@ -45,7 +46,7 @@ class Differentiable:
         self.built, self.compiled, self.here, self.presenter = built, compiled, here, presenter
         self.params, self.buffers = tuple(program.params), tuple(program.buffers)
         self.outputs, self.updated = tuple(program.outputs), tuple(program.mutations)
-        self.input_cuts = [cuts(program.input_specs[path], here.rank) for path in program.inputs]
+        self.input_cuts = tuple(input_cuts(program).values())
         self.specs = [program.output_specs.get(name) for name in (*self.outputs, *self.updated)]
         self.is_cut = any(spec is not None and not spec.is_whole() for spec in self.specs)
         names = [*program.params.values(), *program.buffers.values(), *program.inputs.values()]
@@ -96,22 +97,13 @@ class Differentiable:
                     held[name].copy_(new)
         return self.built.captured.rebuild_outputs(results)
 
-    def local_leaves(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """This rank's pieces of a batch's tensors."""
-        found = []
-        for leaf, where in zip(leaves, self.input_cuts, strict=True):
-            plain = leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
-            piece = narrowed(plain.detach(), where)
-            found.append(piece if piece.device == self.here.device else piece.to(self.here.device))
-        return found
-
     def values(
         self, params: Sequence[Tensor], buffers: Sequence[Tensor], leaves: Sequence[Tensor]
     ) -> list[Tensor]:
         """Everything that the program reads, in the order by which stages find their arguments."""
         named = dict(zip(self.buffers, buffers, strict=True))
         constants = self.compiled.constants(named).values()
-        return [*params, *buffers, *self.local_leaves(leaves), *constants]
+        return [*params, *buffers, *local_leaves(leaves, self.input_cuts, self.here.device), *constants]
 
     def results(self, found: Sequence[Tensor]) -> list[Tensor]:
         """What the forward returns, as the caller is to see it."""
@@ -145,8 +137,7 @@ class Differentiable:
             kind = self.built.workload.values[self.built.workload.tangents[self.outputs[place]]].dtype
             zero = torch.zeros((), dtype=getattr(torch, kind), device=self.here.device)
             return zero.expand(spec.local_shape(self.here.rank))
-        plain = grad.full_tensor() if isinstance(grad, DTensor) else grad
-        return narrowed(plain, self.tangent_cuts[place] or ())
+        return own_piece(grad, self.tangent_cuts[place] or (), self.here.device)
 
 
 class _Step(torch.autograd.Function):

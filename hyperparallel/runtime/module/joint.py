@@ -13,7 +13,8 @@ from hyperparallel.graph.decided import decisions
 from hyperparallel.runtime.exec.compiled import Compiled
 from hyperparallel.runtime.job.agreement import agree
 from hyperparallel.runtime.job.here import Here
-from hyperparallel.runtime.module.local_batch import local_inputs
+from hyperparallel.runtime.module.local_batch import input_cuts, local_leaves
+from hyperparallel.runtime.module.micro_batches import GradientReduction
 from hyperparallel.shard.spec import Spec
 
 
@@ -36,10 +37,8 @@ class JointProgram:
         options = {"compile": self.compile, "accumulate": self.defer}
         agree(self.here, decisions(self.built, program, options), "the program of a step")
         self.compiled = Compiled(program, self.here.binder(mesh, program), self.compile)
-        self._finish: Compiled | None = None
-        if any(spec.partial for spec in program.grad_specs.values()):
-            last = self.built.reduction_program(program)
-            self._finish = Compiled(last, self.here.binder(mesh, last))
+        self.finish = GradientReduction(self.built, program, self.here)
+        self._input_cuts = tuple(input_cuts(program).values())
         self.param_names = list(program.params)
         self.buffer_names = list(program.buffers)
         self.grad_names = list(program.grads)
@@ -58,7 +57,8 @@ class JointProgram:
         place where the model updates them.
         """
         program = self.compiled.program
-        values = local_inputs(program, leaves, self.here)
+        pieces = local_leaves(leaves, self._input_cuts, self.here.device)
+        values = dict(zip(program.inputs.values(), pieces, strict=True))
         values |= {name: params[path] for path, name in program.params.items()}
         values |= {name: buffers[path] for path, name in program.buffers.items()}
         for path, name in program.tangents.items():
@@ -72,10 +72,3 @@ class JointProgram:
         for path, new in zip(program.mutations, results[len(program.outputs) : count], strict=True):
             buffers[path].copy_(new)
         return results[0], list(results[count : count + len(program.grads)])
-
-    def finish(self, grads: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients summed over micro-batches, in the layouts their parameters are stored in."""
-        if self._finish is None:
-            return list(grads)
-        names = self._finish.program.inputs.values()
-        return list(self._finish.run("joint", dict(zip(names, grads, strict=True))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,18 +11,28 @@ from torch.distributed.tensor import DTensor
 
 from hyperparallel.graph.capture.batch_tree import flatten
 from hyperparallel.graph.program import RankProgram
-from hyperparallel.runtime.job.here import Here
-from hyperparallel.runtime.module.as_dtensor import local_piece
+from hyperparallel.runtime.module.as_dtensor import Cuts, cuts, narrowed
 
 
-def local_inputs(program: RankProgram, leaves: Sequence[Tensor], here: Here) -> dict[str, Tensor]:
-    """This rank's pieces of a batch's tensors, by placeholder; no communication for plain tensors."""
-    values = {}
-    for (path, name), leaf in zip(program.inputs.items(), leaves, strict=True):
-        plain = leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
-        piece = local_piece(plain.detach(), program.input_specs[path], here.rank)
-        values[name] = piece.to(here.device)
-    return values
+def input_cuts(program: RankProgram) -> dict[str, Cuts]:
+    """By path in the batch, where this rank's piece of an input lies in the whole tensor."""
+    return {path: cuts(spec, program.rank) for path, spec in program.input_specs.items()}
+
+
+def own_piece(leaf: Tensor, where: Cuts, device: torch.device) -> Tensor:
+    """This rank's piece of a tensor that is the same on every rank, on the device of the program.
+
+    leaf: plain (then nothing is sent), or a DTensor, which is brought together. The piece is a view of it
+    where it lies on the device already.
+    """
+    whole = leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
+    piece = narrowed(whole.detach(), where)
+    return piece if piece.device == device else piece.to(device)
+
+
+def local_leaves(leaves: Sequence[Tensor], where: Iterable[Cuts], device: torch.device) -> list[Tensor]:
+    """This rank's pieces of a batch's tensors; `where` by `input_cuts`, in the order of the leaves."""
+    return [own_piece(leaf, each, device) for leaf, each in zip(leaves, where, strict=True)]
 
 
 def signature(leaves: Sequence[Tensor]) -> Any:

@@ -89,7 +89,7 @@ def check_arguments(model: Any, plan: Any) -> None:
         raise UserError("model", type(model).__name__, "a torch.nn.Module")
     if not isinstance(plan, Plan):
         raise PlanError("plan", type(plan).__name__, 'a Plan or "auto"', "Plan(mesh, ...)")
-    if isinstance(model, ParallelModule):
+    if isinstance(model, PlacedModule):
         raise UserError("model", type(model).__name__, "a model that is not parallelized yet")
 
 
@@ -97,14 +97,23 @@ def make_parallel(model: nn.Module, state: ParallelState, built: Built) -> None:
     """Give the model this rank's pieces and the forward that runs its program."""
     state.settle(built)
     state.place(model, built)
-    model.__class__ = type(
-        f"Parallel{type(model).__name__}", (ParallelModule, type(model)), {"_original": type(model)}
-    )
+    mixed_into(model, ParallelModule, "Parallel")
     object.__setattr__(model, "_parallel", state)
     object.__setattr__(model, "_holdings", Holdings())
 
 
-class ParallelModule(nn.Module):
+class PlacedModule(nn.Module):
+    """Mixed into the class of a model whose parameters are this rank's pieces, or without memory on a rank
+    that holds none of them; the class as it was written is its `_original`."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As of any module; whole plain tensors are cut to this rank's pieces."""
+        held = dict(self.named_parameters(remove_duplicate=False))
+        cut = {key: _cut_like(held.get(key), value) for key, value in state_dict.items()}
+        return super().load_state_dict(cut, *args, **kwargs)
+
+
+class ParallelModule(PlacedModule):
     """Mixed into the class of a parallelized model; see `parallelize`."""
 
     _parallel: ParallelState
@@ -117,14 +126,16 @@ class ParallelModule(nn.Module):
         with without_autocast(state.plan.compute, state.here.device.type):
             return state.call(self, args, kwargs)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As of any module; whole plain tensors are cut to this rank's pieces."""
-        held = dict(self.named_parameters(remove_duplicate=False))
-        cut = {key: _cut_like(held.get(key), value) for key, value in state_dict.items()}
-        return super().load_state_dict(cut, *args, **kwargs)
+
+def mixed_into(model: nn.Module, mixin: type[PlacedModule], name: str) -> None:
+    """Make a model one of `mixin`, under a name that tells."""
+    kind = type(model)
+    model.__class__ = type(f"{name}{kind.__name__}", (mixin, kind), {"_original": kind})
 
 
 def _cut_like(parameter: Tensor | None, value: Any) -> Any:
+    if isinstance(parameter, Tensor) and parameter.is_meta and isinstance(value, Tensor):
+        return value.detach().to("meta")  # torch warns of values that go nowhere
     same = isinstance(parameter, DTensor) and parameter.shape == getattr(value, "shape", None)
     if not same or isinstance(value, DTensor):
         return value
@@ -134,7 +145,7 @@ def _cut_like(parameter: Tensor | None, value: Any) -> Any:
 
 
 def plain_twin(model: nn.Module) -> nn.Module:
-    """A parallelized model as it was written, with parameters that have no memory, to capture again."""
+    """A model as it was before it was placed, with parameters that have no memory, to capture again."""
     memo: dict[int, Any] = {}
     for p in model.parameters():
         empty = torch.empty(p.shape, dtype=p.dtype, device="meta")
@@ -142,7 +153,8 @@ def plain_twin(model: nn.Module) -> nn.Module:
         if p.grad is not None:
             memo[id(p.grad)] = None
     twin = copy.deepcopy(model, memo)
-    del twin.__dict__["_parallel"], twin.__dict__["_holdings"]
+    for added in ("_parallel", "_holdings"):
+        twin.__dict__.pop(added, None)
     twin.__class__ = type(model).__dict__["_original"]
     return twin
 

@@ -1,97 +1,68 @@
 """`PartsStep`: one training step of a model whose parts run on meshes of their own, in one job.
 
-The model is captured once and cut by modules (`graph/passes/split.py`). Each part has its plan, its
-programs and its share of the optimizer's state; activations go from mesh to mesh with the forward, their
-gradients back with the backward, each laid out anew on the way (`edges.py`). A rank runs the parts whose
-mesh it is in, none or several, and holds no memory for the parameters of others.
+The model is captured once for a kind of batch and cut by modules (`graph/passes/split.py`). Each part has its
+plan, its programs and its share of the optimizer's state; activations go from mesh to mesh with the forward,
+their gradients back with the backward, each laid out anew on the way (`edges.py`). A rank runs the parts
+whose mesh it is in, none or several, and holds no memory for the parameters of others.
 
-One batch at a time goes through all parts. Leaves out schedules that keep all meshes busy, accumulation
-and clipping, and dropout.
+One micro-batch at a time goes through all parts. Leaves out schedules that keep all meshes busy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from hyperparallel.errors import PlanError, Words
-from hyperparallel.graph.build import Built
+from hyperparallel.errors import PlanError, UserError, Words
 from hyperparallel.graph.capture.batch_tree import call_of
 from hyperparallel.graph.capture.precision import without_autocast
-from hyperparallel.graph.decided import Decision, decisions
-from hyperparallel.graph.edge import Edge
 from hyperparallel.graph.parts import BuiltParts, Part, build_parts
 from hyperparallel.layout import Mesh
-from hyperparallel.runtime.exec.compiled import Compiled, NamedTensors
-from hyperparallel.runtime.job.agreement import agree
+from hyperparallel.plan.decide import pinned
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.as_dtensor import Presenter, local_piece
-from hyperparallel.runtime.module.edges import EdgeProgram
+from hyperparallel.runtime.module.clipping import check_clip, clip_gradients, copies_of
 from hyperparallel.runtime.module.fast_path.held_tensors import set_parameter
 from hyperparallel.runtime.module.local_batch import signature
+from hyperparallel.runtime.module.micro_batches import (
+    GradientSums,
+    check_accumulation,
+    loss_over_rows,
+    micro_weights,
+    shifts_labels,
+    split_batch,
+)
+from hyperparallel.runtime.module.parallel import PlacedModule, check_arguments, mixed_into, plain_twin
+from hyperparallel.runtime.module.part_programs import Lent, PartsPrograms
 from hyperparallel.runtime.module.step import MakeOptimizer, StepResult, local_of
+from hyperparallel.shard.spec import Spec
 
 
-class PartProgram:
-    """Forward and backward of one part on one rank of its mesh."""
+class PartsModule(PlacedModule):
+    """Mixed into the class of a model whose parts run on meshes of their own; see `PartsStep`."""
 
-    def __init__(self, built: Built, here: Here, compile: bool = False) -> None:
-        self.here = here
-        self.program = built.rank_program(here.rank, joint=False)
-        agree(here, decisions(built, self.program, {"compile": compile}), "the program of a part")
-        bind = here.binder(built.decisions.mesh, self.program)
-        self.compiled = Compiled(self.program, bind, compile)
-        self._read_later = [node.name for node in self.compiled.stages.backward.inputs]
-        self._saved: dict[str, Tensor] = {}
-
-    def forward(
-        self, params: NamedTensors, buffers: NamedTensors, batch: NamedTensors, received: NamedTensors
-    ) -> dict[str, Tensor]:
-        """This rank's pieces of the part's results; buffers are updated in place.
-
-        params, buffers, received: local pieces by name. batch: whole tensors by path.
-        """
-        program, compiled = self.program, self.compiled
-        values = {name: params[path] for path, name in program.params.items()}
-        values |= {name: buffers[path] for path, name in program.buffers.items()}
-        for path, name in program.inputs.items():
-            if path in received:
-                values[name] = received[path]
-            else:
-                piece = local_piece(batch[path].detach(), program.input_specs[path], self.here.rank)
-                values[name] = piece.to(self.here.device)
-        values |= compiled.constants({path: buffers[path] for path in program.buffers})
-        results = compiled.run("forward", values)
-        values |= zip(compiled.saved_names(), results[compiled.num_results :], strict=True)
-        self._saved = {name: values[name] for name in self._read_later if name in values}
-        for path, new in zip(program.mutations, results[len(program.outputs) :], strict=False):
-            buffers[path].copy_(new)
-        return dict(zip(program.outputs, results, strict=False))
-
-    def backward(self, tangents: NamedTensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Gradients of the part's parameters and of what it received, from those of its results."""
-        program, values = self.program, self._saved
-        values |= {name: tangents[path] for path, name in program.tangents.items()}
-        self._saved = {}
-        results = self.compiled.run("backward", values)
-        count = len(program.grads)
-        grads = dict(zip(program.grads, results, strict=False))
-        return grads, dict(zip(program.input_grads, results[count:], strict=True))
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002 -- as any module's
+        """Refused: no rank holds the whole model."""
+        allowed = "PartsStep.step to train and PartsStep.evaluate for a loss: no rank holds the whole model"
+        raise UserError("model", "a call of a model in parts", allowed, "step.evaluate(batch)")
 
 
 class PartsStep:
     """A training step of `model` in parts; every rank of some part makes one and calls it alike.
 
     optimizer: as for `TrainStep`; called on each rank with the parameters of its own parts. parts: by name,
-        in the order in which the forward goes through them. example_batch, loss, compile: as for
-        `TrainStep`; every rank passes the same global batch.
+        in the order in which the forward goes through them. A parameter that several parts use belongs to the
+        first of them, and is sent to the others once a step. example_batch, accumulate, clip, loss,
+        reduction, compile: as for `TrainStep`; every rank passes the same global batch.
     The model's parameters become DTensors on the mesh of their part, and have no memory ("meta") on
-    ranks of other parts. Raises `PlanError` for parts that cannot be cut so, or on a rank of no part.
+    ranks of other parts, like the buffers that another part changes. Random numbers (dropout) are those of
+    one device where the generators of all ranks start alike. Raises `PlanError` for parts that cannot be cut
+    so, or on a rank of no part.
 
+    >>> import torch
     >>> from hyperparallel import Layout, Plan
     >>> class Summed(nn.Module):
     ...     def __init__(self):
@@ -113,33 +84,46 @@ class PartsStep:
         parts: Mapping[str, Part],
         example_batch: Any,
         *,
+        accumulate: int = 1,
+        clip: float | None = None,
         loss: str = "",
+        reduction: str | None = None,
         compile: bool = False,
     ) -> None:
-        args, kwargs = call_of(example_batch)
-        self.names, self.model = tuple(parts), model
-        self.compute = next(iter(parts.values())).plan.compute
-        ranks = sorted({rank for part in parts.values() for rank in part.plan.mesh.ranks})
+        _check_parts(model, parts)
+        check_accumulation(accumulate, reduction)
+        check_clip(clip)
+        self.names, self.model, self.parts = tuple(parts), model, tuple(parts.values())
+        self.loss, self.accumulate, self.clip, self.compile = loss, accumulate, clip, compile
+        self.shifted = shifts_labels(model)
+        self.compute = self.parts[0].plan.compute
+        ranks = sorted({rank for part in self.parts for rank in part.plan.mesh.ranks})
         self.here = Here.in_job(Mesh((len(ranks),), ("parts",), ranks))
-        self.built = build_parts(
-            model, list(parts.values()), args, kwargs, loss=loss, device=self.here.device
+        self._programs: dict[Any, PartsPrograms] = {}
+        first = self._build(model, split_batch(example_batch, accumulate)[0], later=False)
+        self.built, self.programs = first.built, first.programs
+        whole = self.built.workload, self.built.rules
+        self.over = loss_over_rows(reduction, accumulate, example_batch, whole, self._work_of)
+        self.parts = tuple(
+            Part(part.modules, pinned(each.decisions))
+            for part, each in zip(self.parts, self.built.built, strict=True)
         )
-        agree(self.here, list(_agreed(self.built)), "the parts of a model")
-        self._batch_kind = signature(self.built.captured.flatten_inputs(args, kwargs))
-        self.programs = {
-            i: PartProgram(built, self._in(built), compile)
-            for i, built in enumerate(self.built.built)
-            if self.here.rank in built.decisions.mesh.ranks
+        self.specs: Mapping[str, Spec] = {
+            name: spec for each in self.built.built for name, spec in each.decisions.stored.items()
         }
-        self._edges = {edge: self._edge(edge) for edge in (*self.built.edges, *self.built.reports)}
+        self.changed_buffers: Mapping[str, Mesh] = {
+            name: each.decisions.mesh for each in self.built.built for name in each.captured.mutations
+        }
         self._place()
-        trained = [n for program in self.programs.values() for n in program.program.grads]
         self.params = {
             name: nn.Parameter(local_of(model.get_parameter(name)))
             for program in self.programs.values()
             for name in program.program.params
         }
-        self.optimizer = optimizer([(name, self.params[name]) for name in trained]) if trained else None
+        self.trained = [name for program in self.programs.values() for name in program.trained]
+        self._copies = [copies_of(self.specs[name]) for name in self.trained]
+        named = [(name, self.params[name]) for name in self.trained]
+        self.optimizer = optimizer(named) if named else None
 
     def __call__(self, batch: Any) -> StepResult:
         return self.step(batch)
@@ -148,77 +132,96 @@ class PartsStep:
         """One update from a global batch; every rank gets its loss before the update."""
         waited = self._waited()
         with without_autocast(self.compute, self.here.device.type):
-            loss = self._forward(batch)
-            self._backward()
+            loss = self._gradients(batch)
+        norm: float | Tensor = math.nan
+        if self.clip is not None:
+            grads = [grad for name in self.trained if (grad := self.params[name].grad) is not None]
+            norm = clip_gradients(grads, self._copies, self.clip, self.here)
         if self.optimizer is not None:
             self.optimizer.step()
             self.optimizer.zero_grad()
-        return StepResult(float(loss), math.nan, self._waited() - waited)
+        return StepResult(float(loss), float(norm), self._waited() - waited)
+
+    def evaluate(self, batch: Any) -> float:
+        """The loss of a global batch with all modules in evaluation mode; every rank gets it."""
+        with without_autocast(self.compute, self.here.device.type):
+            programs, leaves = self._program(batch, train=False)
+            found = programs.told(programs.forward(leaves, self.params, self._buffers(), {}))
+        return float(found)
 
     def _waited(self) -> float:
-        clocks = [program.compiled.clock for program in self.programs.values()]
-        clocks += [edge.clock for edge in self._edges.values() if edge is not None]
-        return sum(clock.seconds for clock in clocks)
+        return sum(programs.waited_seconds for programs in self._programs.values())
 
-    def _forward(self, batch: Any) -> Tensor:
-        """Go through the parts in order; returns the loss."""
+    def _gradients(self, batch: Any) -> Tensor:
+        """Set `.grad` of this rank's parameters from a global batch; returns the loss."""
+        micros = split_batch(batch, self.accumulate)
+        weights = micro_weights(micros, self.over, self.shifted)
+        sums = {part: GradientSums() for part in self.programs}
+        lent: Lent = {}
+        loss: Tensor | None = None
+        for micro, weight in zip(micros, weights, strict=True):
+            if weight == 0.0 and len(micros) > 1:
+                continue
+            programs, leaves = self._program(micro)
+            found = programs.forward(leaves, self.params, self._buffers(), lent)
+            if found is not None:
+                loss = found * weight if loss is None else loss + found * weight
+            for part, grads in programs.backward(weight).items():
+                sums[part].add(programs.programs[part].finish, grads)
+        for part, program in self.programs.items():
+            for name, grad in zip(program.trained, sums[part].finished(), strict=True):
+                self.params[name].grad = grad
+        return programs.told(loss)
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return dict(self.model.named_buffers())
+
+    def _program(self, batch: Any, train: bool = True) -> tuple[PartsPrograms, list[Tensor]]:
+        """The programs for a batch of this shape, and the batch's tensors."""
         args, kwargs = call_of(batch)
         leaves = self.built.captured.flatten_inputs(args, kwargs)
-        if signature(leaves) != self._batch_kind:
-            shapes = ", ".join(str(list(x.shape)) for x in leaves)
-            allowed = "the shapes and dtypes of example_batch"
-            raise PlanError("batch", Words(f"shapes {shapes}"), allowed, "a PartsStep for each kind of batch")
-        whole = dict(zip(self.built.captured.inputs, leaves, strict=True))
-        made: list[dict[str, Tensor]] = [{} for _ in self.names]
-        for part in range(len(self.names)):
-            received = self._crossed(self.built.into(part, backward=False), made)
-            if part in self.programs:
-                made[part] = self.programs[part].forward(
-                    self.params, self._buffers(part), whole, received
-                )
-        told = self._crossed(self.built.reports, made)
-        return made[self.built.loss_part].get(self.built.loss, told.get(self.built.loss))  # type: ignore[return-value]
+        found = self._programs.get((train, signature(leaves)))
+        if found is None:
+            found = self._build(plain_twin(self.model), batch, train=train)
+        return found, leaves
 
-    def _backward(self) -> None:
-        """Go through the parts in reverse order; sets `.grad` of this rank's parameters."""
-        made: list[dict[str, Tensor]] = [{} for _ in self.names]
-        for part in reversed(range(len(self.names))):
-            tangents = self._crossed(self.built.into(part, backward=True), made)
-            if part not in self.programs:
-                continue
-            if part == self.built.loss_part:
-                kind = getattr(torch, self.built.built[part].workload.values[self._loss_value].dtype)
-                tangents[self.built.loss] = torch.ones((), dtype=kind, device=self.here.device)
-            grads, made[part] = self.programs[part].backward(tangents)
-            for name, grad in grads.items():
-                self.params[name].grad = grad
+    def _build(
+        self, model: nn.Module, batch: Any, *, train: bool = True, later: bool = True
+    ) -> PartsPrograms:
+        built = self._built(model, batch, train=train, later=later)
+        args, kwargs = call_of(batch)
+        leaves = built.captured.flatten_inputs(args, kwargs)
+        programs = PartsPrograms(built, self.here, defer=self.accumulate > 1, compile=self.compile)
+        self._programs[train, signature(leaves)] = programs
+        return programs
 
-    @property
-    def _loss_value(self) -> str:
-        return self.built.built[self.built.loss_part].workload.outputs[self.built.loss]
+    def _built(self, model: nn.Module, batch: Any, *, train: bool = True, later: bool = False) -> BuiltParts:
+        args, kwargs = call_of(batch)
+        built = build_parts(
+            model, self.parts, args, kwargs, loss=self.loss, train=train,
+            micro_batches=self.accumulate, later=later, device=self.here.device,
+        )  # fmt: skip
+        if later:
+            self._check_holders(built)
+        (found,) = (built.workload.values[value] for value in built.workload.outputs.values())
+        if found.shape or (train and not built.workload.grads):
+            kind = f"{found.dtype} of shape {list(found.shape)}"
+            raise PlanError("loss", kind, "one number that depends on a trained parameter")
+        return built
 
-    def _crossed(self, edges: Sequence[Edge], made: Sequence[NamedTensors]) -> dict[str, Tensor]:
-        """What this rank gets through edges, in their order, from what the parts have made."""
-        found = {}
-        for edge in edges:
-            program = self._edges[edge]
-            if program is not None:
-                piece = program(made[edge.source][edge.name] if program.sends else None)
-                if piece is not None:
-                    found[edge.name] = piece
-        return found
+    def _check_holders(self, built: BuiltParts) -> None:
+        """Refuse a further program in which a parameter belongs to a part that does not hold it."""
+        holder = {name: i for i, each in enumerate(self.built.built) for name in each.decisions.stored}
+        for i, each in enumerate(built.built):
+            for name in each.decisions.stored:
+                if holder.get(name) != i:
+                    given = Words(f"one in which part {self.names[i]} is the first to use {name}")
+                    allowed = "batches for which the same part as with example_batch is the first to use it"
+                    raise PlanError("batch", given, allowed)
 
-    def _buffers(self, part: int) -> dict[str, Tensor]:
-        return {name: self.model.get_buffer(name) for name in self.programs[part].program.buffers}
-
-    def _in(self, built: Built) -> Here:
-        """This rank's place in the mesh of a part."""
-        return Here.in_job(built.decisions.mesh, self.here.groups)
-
-    def _edge(self, edge: Edge) -> EdgeProgram | None:
-        if self.here.rank not in edge.ranks:
-            return None
-        return EdgeProgram(edge, self.here.rank, self.here.device, self.here.groups)
+    def _work_of(self, batch: Any) -> Any:
+        built = self._built(self.model, batch)
+        return built.workload, built.rules
 
     def _place(self) -> None:
         """Give the model this rank's pieces, and no memory for what other parts hold."""
@@ -232,19 +235,28 @@ class PartsStep:
                 held = self.model.get_parameter(name)
                 piece = local_piece(held.detach(), spec, here.rank).to(here.device).clone()
                 own[name] = nn.Parameter(presenter.present(piece, spec, name), held.requires_grad)
-        used = {name for built in self.built.built for name in built.decisions.stored}
-        placed = {id(p): p for name, p in self.model.named_parameters() if name not in used}
+        placed = {id(p): p for name, p in self.model.named_parameters() if name not in self.specs}
         for name, held in list(self.model.named_parameters(remove_duplicate=False)):
             if id(held) not in placed:
                 elsewhere = nn.Parameter(held.detach().to("meta"), held.requires_grad)
                 placed[id(held)] = own.get(name, elsewhere)
             set_parameter(self.model, name, placed[id(held)])
+        here_changed = {name for program in self.programs.values() for name in program.program.mutations}
+        gone = {id(self.model.get_buffer(n)) for n in self.changed_buffers if n not in here_changed}
+        for name, buffer in list(self.model.named_buffers(remove_duplicate=False)):
+            if id(buffer) in gone:
+                owner, _, leaf = name.rpartition(".")
+                self.model.get_submodule(owner)._buffers[leaf] = buffer.to("meta")
+        mixed_into(self.model, PartsModule, "Parts")
 
 
-def _agreed(built: BuiltParts) -> Iterator[Decision]:
-    """What ranks of all parts decided alike: they plan each other's parts to know what crosses."""
-    for number, each in enumerate(built.built):
-        for about, value in decisions(each, None, {}):
-            yield f"part {number}, {about}", value
-    for edge in (*built.edges, *built.reports):
-        yield edge.name, str(edge)
+def _check_parts(model: nn.Module, parts: Mapping[str, Part]) -> None:
+    if not isinstance(parts, Mapping):
+        allowed = "a mapping of names to Parts, in the order of the forward"
+        raise PlanError("parts", type(parts).__name__, allowed, 'parts={"front": Part(...), ...}')
+    if not parts:
+        raise PlanError("parts", dict(parts), "one or more parts")
+    for name, part in parts.items():
+        if not isinstance(part, Part):
+            raise PlanError(f"parts[{name!r}]", type(part).__name__, "a Part", "Part(modules, plan)")
+        check_arguments(model, part.plan)

@@ -2,19 +2,14 @@
 
 Forward and backward are one program, so a collective of the forward whose result only the caller wants
 can travel with one of the backward, and nothing goes through autograd. With `accumulate=k` the batch is
-cut in k micro-batches along dim 0; sums of gradients over ranks wait for the last one, except over an axis
-that keeps gradients cut (fsdp, zero >= 2). What the loss is over the rows, `shard.batchwise` reads off the
-program: sums add up, means weigh by rows, or by valid labels, so the result is that of the whole batch.
-
-The gradient norm counts every element once, whatever its layout: local squares are divided by the number
-of ranks that hold the same piece and summed over all ranks, so every rank gets the same number and takes
-the same decision. The optimizer works on this rank's pieces and must be elementwise (AdamW, SGD, ...).
+cut in k micro-batches along dim 0 (`micro_batches.py`). The optimizer works on this rank's pieces and must
+be elementwise (AdamW, SGD, ...).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,21 +19,29 @@ from torch.distributed.tensor import DTensor
 
 from hyperparallel.errors import PlanError
 from hyperparallel.graph.build import build
-from hyperparallel.graph.capture.batch_tree import call_of, flatten
+from hyperparallel.graph.capture.batch_tree import call_of
 from hyperparallel.graph.capture.precision import without_autocast
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
-from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.choose_mesh import automatic_plan
+from hyperparallel.runtime.module.clipping import check_clip, clip_gradients, copies_of
 from hyperparallel.runtime.module.joint import JointProgram
 from hyperparallel.runtime.module.local_batch import signature
+from hyperparallel.runtime.module.micro_batches import (
+    GradientSums,
+    check_accumulation,
+    loss_over_rows,
+    micro_weights,
+    shifts_labels,
+    split_batch,
+)
 from hyperparallel.runtime.module.parallel import ParallelState, check_arguments, make_parallel, plain_twin
-from hyperparallel.shard.batchwise import over_rows
-from hyperparallel.shard.spec import Spec, ways
+from hyperparallel.shard.rules.rule import Rule
+from hyperparallel.shard.spec import Spec
+from hyperparallel.workload import Workload
 
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
-IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True)
@@ -96,18 +99,14 @@ class TrainStep:
     ) -> None:
         if plan != "auto":
             check_arguments(model, plan)
-        if accumulate < 1:
-            raise PlanError("accumulate", accumulate, "1 or more micro-batches")
-        if clip is not None and not clip > 0:
-            raise PlanError("clip", clip, "a norm above 0, or None")
-        if reduction not in (None, "mean", "sum"):
-            raise PlanError("reduction", reduction, "mean, sum, or None: read it off the program")
+        check_accumulation(accumulate, reduction)
+        check_clip(clip)
         if plan == "auto":
             check_arguments(model, Plan(Mesh((1,), ("dp",))))
             args, kwargs = call_of(split_batch(example_batch, accumulate)[0])
             plan = automatic_plan(model, args, kwargs, loss=loss, micro_batches=accumulate)
         assert isinstance(plan, Plan)
-        self.shifted = _shifts_labels(model)
+        self.shifted = shifts_labels(model)
         self.loss, self.accumulate, self.clip, self.compile = loss, accumulate, clip, compile
         self.compute = plan.compute
         self.here = here or Here.in_job(plan.mesh)
@@ -116,8 +115,9 @@ class TrainStep:
         self.state = ParallelState(self.here)
         self._programs: dict[Any, JointProgram] = {}
         self.program = self._build(model, split_batch(example_batch, accumulate)[0], plan)
-        self.over = {"mean": "labels", "sum": "sum", None: ""}[reduction] or self._over_rows(
-            example_batch, plan
+        built = self.program.built
+        self.over = loss_over_rows(
+            reduction, accumulate, example_batch, (built.workload, built.rules), self._rules_of(plan)
         )
         make_parallel(model, self.state, self.program.built)
         self.params = {
@@ -126,7 +126,7 @@ class TrainStep:
         self.specs: Mapping[str, Spec] = self.program.stored
         self.trained = list(self.program.grad_names)
         self.optimizer = optimizer([(name, self.params[name]) for name in self.trained])
-        self._replicas = [self._copies(self.specs[name]) for name in self.trained]
+        self._replicas = [copies_of(self.specs[name]) for name in self.trained]
 
     def __call__(self, batch: Any) -> StepResult:
         return self.step(batch)
@@ -135,11 +135,15 @@ class TrainStep:
         """One update from a global batch; returns the loss of the batch before it."""
         waited = self._waited()
         losses = self.gradients(batch)
-        norm = self._clip() if self.clip is not None else math.nan
+        norm = math.nan if self.clip is None else self._clip(self.clip)
         self.optimizer.step()
         for name in self.trained:
             self.params[name].grad = None
         return StepResult(float(losses), float(norm), self._waited() - waited)
+
+    def _clip(self, limit: float) -> Tensor:
+        grads = [g for n in self.trained if (g := self.params[n].grad) is not None]
+        return clip_gradients(grads, self._replicas, limit, self.here)
 
     def _waited(self) -> float:
         return sum(program.compiled.clock.seconds for program in self._programs.values())
@@ -152,7 +156,7 @@ class TrainStep:
     def _gradients(self, batch: Any) -> Tensor:
         micros = split_batch(batch, self.accumulate)
         weights = micro_weights(micros, self.over, self.shifted)
-        totals: dict[Any, tuple[JointProgram, list[Tensor]]] = {}
+        sums = GradientSums()
         loss = torch.zeros((), device=self.here.device)
         for micro, weight in zip(micros, weights, strict=True):
             if weight == 0.0 and len(micros) > 1:
@@ -160,16 +164,8 @@ class TrainStep:
             program, leaves = self._program(micro)
             part, grads = program.run(leaves, self.params, self._buffers(program), weight)
             loss = loss + part * weight
-            # A micro-batch of another size may leave its gradients in other layouts.
-            layouts = tuple(program.compiled.program.grad_specs.values())
-            if layouts in totals:
-                torch._foreach_add_(totals[layouts][1], grads)
-            else:
-                totals[layouts] = program, grads
-        finished = [program.finish(total) for program, total in totals.values()]
-        for other in finished[1:]:
-            torch._foreach_add_(finished[0], other)
-        for name, grad in zip(self.trained, finished[0], strict=True):
+            sums.add(program.finish, grads)
+        for name, grad in zip(self.trained, sums.finished(), strict=True):
             self.params[name].grad = grad
         return loss
 
@@ -191,20 +187,13 @@ class TrainStep:
         self._programs[signature(leaves)] = program
         return program
 
-    def _over_rows(self, batch: Any, plan: Plan) -> str:
-        """What the loss is over the rows of a batch, see `over_rows`."""
-        if self.accumulate == 1:
-            return "mean"
-        built, count = self.program.built, _rows(batch)
-        if count < 2 * self.accumulate:  # of one row nothing can be told
-            args, kwargs = call_of(split_batch(batch, max(count // 2, 1))[0])
+    def _rules_of(self, plan: Plan) -> Callable[[Any], tuple[Workload, Mapping[str, Rule]]]:
+        def of(batch: Any) -> tuple[Workload, Mapping[str, Rule]]:
+            args, kwargs = call_of(batch)
             built = build(self.model, plan, args, kwargs, loss=self.loss, device=self.here.device)
-        (value,) = built.workload.outputs.values()
-        found = over_rows(built.workload, built.rules, value)
-        if found == "unknown":
-            kind = "not known as a sum or a mean over the batch's rows"
-            raise PlanError("loss", kind, "reduction='mean' or 'sum' with accumulate > 1, or accumulate=1")
-        return found
+            return built.workload, built.rules
+
+        return of
 
     def _program(self, batch: Any) -> tuple[JointProgram, list[Tensor]]:
         """The program for a batch of this shape, and the batch's tensors."""
@@ -216,71 +205,8 @@ class TrainStep:
             found = self._build(plain_twin(self.model), batch, self.state.plan, later=True)
         return found, leaves
 
-    def _copies(self, spec: Spec) -> float:
-        """How many ranks hold the same piece."""
-        return spec.mesh.size / ways(spec.axes, spec.mesh)
-
-    def _clip(self) -> Tensor:
-        """Scale gradients to a global norm of at most `clip`; returns the norm before."""
-        grads = [g for n in self.trained if (g := self.params[n].grad) is not None]
-        norms = torch.stack(torch._foreach_norm(grads)).double()
-        copies = torch.tensor(self._replicas, dtype=torch.float64, device=norms.device)
-        squares = (norms.square() / copies).sum()
-        total = collectives.wait(collectives.all_reduce_start(squares, "sum", self.here.mesh_group)).sqrt()
-        assert self.clip is not None
-        scale = torch.clamp(self.clip / (total + 1e-6), max=1.0).to(grads[0].dtype)
-        torch._foreach_mul_(grads, scale)
-        return total
-
 
 def local_of(parameter: Tensor) -> Tensor:
     """This rank's piece of a parameter, sharing its memory."""
     plain = parameter.detach()
     return plain.to_local() if isinstance(plain, DTensor) else plain
-
-
-def split_batch(batch: Any, parts: int) -> list[Any]:
-    """The micro-batches of a batch: every tensor with the batch's rows is cut along dim 0.
-
-    The pieces differ by at most one row. Raises `PlanError` for more parts than rows.
-
-    >>> [b["x"].shape[0] for b in split_batch({"x": torch.zeros(7, 2)}, 4)]
-    [2, 2, 2, 1]
-    """
-    if parts == 1:
-        return [batch]
-    tree, leaves = flatten(batch)
-    rows = _rows(batch)
-    if not 1 <= parts <= rows:
-        raise PlanError("accumulate", parts, f"1 to the {rows} rows of the batch")
-    cuts = [x.tensor_split(parts) if x.dim() and x.shape[0] == rows else (x,) * parts for x in leaves]
-    return [tree.rebuild(iter([cut[i] for cut in cuts])) for i in range(parts)]
-
-
-def _rows(batch: Any) -> int:
-    return next((x.shape[0] for x in flatten(batch)[1] if x.dim()), 0)
-
-
-def micro_weights(micros: Sequence[Any], over: str = "labels", shifted: bool = True) -> list[float]:
-    """The weight of each micro-batch's loss in that of the batch.
-
-    over: "sum"; "mean" for a mean over rows; "labels" for one over valid labels, or rows where there are
-    none. shifted: labels of the first position are not used, as in next-token prediction.
-    """
-    if len(micros) == 1 or over == "sum":
-        return [1.0] * len(micros)
-    counts = [_count(micro, shifted) if over == "labels" else max(_rows(micro), 1) for micro in micros]
-    return [count / sum(counts) if any(counts) else 1 / len(counts) for count in counts]
-
-
-def _count(micro: Any, shifted: bool) -> int:
-    labels = call_of(micro)[1].get("labels")
-    if isinstance(labels, Tensor) and not labels.is_floating_point():
-        used = labels[..., 1:] if shifted and labels.dim() > 1 else labels
-        return int((used != IGNORED_LABEL).sum())
-    return max(_rows(micro), 1)
-
-
-def _shifts_labels(model: nn.Module) -> bool:
-    """Whether a model predicts the next token; Hugging Face models say so (transformers 5)."""
-    return "CausalLM" in (getattr(model, "loss_type", None) or "CausalLM")

@@ -24,7 +24,8 @@ from torch.distributed.distributed_c10d import Store, _get_default_store  # priv
 from hyperparallel.graph.predict.instructions import unsized_instructions
 from hyperparallel.runtime.exec.compiled import Compiled
 from hyperparallel.runtime.job.here import Here
-from hyperparallel.runtime.module.step import StepResult, TrainStep, split_batch
+from hyperparallel.runtime.module.micro_batches import split_batch
+from hyperparallel.runtime.module.step import StepResult, TrainStep
 from hyperparallel.simulate.rank_tasks import measured_spans
 from hyperparallel.simulate.timeline import COMPUTE, Span, Timeline
 from hyperparallel.simulate.trace import from_chrome_trace, to_chrome_trace
@@ -78,8 +79,8 @@ def traced_step(step: TrainStep, batch: Any) -> tuple[StepResult, Timeline]:
 def _programs(step: TrainStep) -> Iterator[Compiled]:
     for program in step._programs.values():
         yield program.compiled
-        if program._finish is not None:
-            yield program._finish
+        if program.finish.last is not None:
+            yield program.finish.last
 
 
 @contextmanager

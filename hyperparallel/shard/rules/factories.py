@@ -70,7 +70,12 @@ DRAWN_WHOLE = (
     "aten.rrelu_with_noise_functional",
 )
 
-FACTS: dict[str, OpFacts] = dict.fromkeys((*DRAWN, *DRAWN_LIKE, *DRAWN_WHOLE), OpFacts(random=True))
+_DRAWS_BY_VALUE = ("poisson", "multinomial", "binomial", "rrelu_with_noise_functional")
+
+FACTS: dict[str, OpFacts] = {
+    **dict.fromkeys((*DRAWN, *DRAWN_LIKE, *DRAWN_WHOLE), OpFacts(random=True)),
+    **{f"aten.{name}": OpFacts(random=True, draws_by_value=True) for name in _DRAWS_BY_VALUE},
+}
 
 RULES: dict[str, Builder] = {
     **dict.fromkeys(

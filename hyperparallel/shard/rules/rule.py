@@ -62,7 +62,8 @@ class OpFacts:
         every element of it once.
     orderless: its local form is one call whichever elements of a factor it gets, so that a factor may be
         cut inside.
-    random: it draws random numbers, so that leaving it out would shift those drawn later.
+    random: it draws random numbers, so that leaving it out would shift those drawn later. draws_by_value: how
+        many depends on the values of its operands.
     exchanges: how often its local form exchanges over the ranks that share a cut factor (2 as of a maximum
         and a sum); `Rule.inside` has the bytes of all of them together.
     scored: of a loss over classes, whose four exchanges are priced with the latency of one together:
@@ -82,6 +83,7 @@ class OpFacts:
     same_elements: bool = False
     orderless: bool = False
     random: bool = False
+    draws_by_value: bool = False
     exchanges: int = 2
     scored: bool = False
     averages: bool = False

@@ -14,6 +14,8 @@ from torch import nn
 
 from hyperparallel.errors import CaptureError, UserError
 from hyperparallel.graph.capture.capture import capture, keep_outputs
+from hyperparallel.graph.capture.extract import module_of
+from hyperparallel.graph.capture.repeat_blocks import is_backward
 from tests.graph.capture.joint import assert_equal_to_eager
 
 pytestmark = pytest.mark.fake
@@ -189,6 +191,17 @@ class Remembers(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.last = self.linear(x)
         return self.last.sum()
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_every_node_tells_its_module(train: bool) -> None:
+    """Also where nothing is differentiated: layouts of activations and parts go by these names."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)))
+    captured = capture(module, (torch.ones(2, 3),), train=train)
+    forward = [n for n in captured.graph.nodes if n.op == "call_function" and not is_backward(n)]
+    assert [module_of(n) for n in forward if "addmm" in n.name or n.name == "native_layer_norm"] == [
+        "0", "1.0", "1.1",
+    ]  # fmt: skip
 
 
 def test_the_module_is_not_touched() -> None:

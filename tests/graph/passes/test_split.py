@@ -82,6 +82,7 @@ CASES: dict[str, tuple[Any, Any, list[list[str]]]] = {
     "three parts": (plain_decoder, IDS, [["embed"], ["blocks"], ["head"]]),
     "copied blocks": (deep, X, [["layers.0", "layers.1"], ["layers.2"], ["layers.[345]"]]),
     "adapters": (lambda: made(small.Lora), (numbers(5, 8),), [["*.0", "*.1"], ["*.2", "*.3"]]),
+    "a weight of both": (lambda: made(small.Tied), (small.integers(7, 4, 3),), [["embed"], ["head"]]),
     "buffers that change": (lambda: made(small.Batch), (numbers(6, 4),), [["linear"], ["norm"]]),
 }
 

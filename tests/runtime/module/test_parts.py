@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hyperparallel.errors import PlanError, RunError
+from hyperparallel.errors import PlanError, RunError, UserError
 from hyperparallel.graph import parts as parts_module
 from hyperparallel.graph.parts import Part
 from hyperparallel.layout import Mesh, SendRecv
@@ -142,6 +142,42 @@ def test_values_skip_parts_and_masks_are_made_again() -> None:
     assert_same(in_parts(lambda: made(Skips), parts, batches, 4), true, parts)
 
 
+class Counts(nn.Module):
+    """A buffer that the first layer's result changes after the second's has read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.back = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("seen", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.front(x)
+        loss: Tensor = (self.back(y) + self.seen).pow(2).mean()
+        self.seen.add_(y.detach().mean())  # type: ignore[operator]
+        return loss
+
+
+class Poisson(nn.Module):
+    """How many numbers are drawn depends on the rates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.back = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.front(x)
+        loss: Tensor = self.back(y + torch.poisson(y.detach().abs())).pow(2).mean()
+        return loss
+
+
+class Scores(small.Rows):
+    """A result for each row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(torch.relu(self.up(x)))
+        return y.pow(2).sum(1)
+
+
 def two(front: list[str], back: list[str], *, num: int = 2) -> list[Part]:
     others = mesh(dp=num - 1, ranks=range(1, num))
     return [Part(front, Plan(mesh(dp=1, ranks=(0,)))), Part(back, Plan(others))]
@@ -162,18 +198,18 @@ def test_pieces_cross_between_meshes_once() -> None:
 @pytest.mark.parametrize(
     ("model", "parts", "words"),
     [
-        (small.Tied, two(["embed"], ["head"]), "param embed.weight in parts [0, 1]"),
         (small.Rows, two(["down"], ["up"]), "parts in the order in which the forward goes"),
         (small.Rows, two(["up"], ["dwon"]), "nearest: down"),
         (small.Rows, two(["up"], ["up", "down"]), "up in parts 0 and 1"),
-        (small.Dropped, two(["inner"], ["outer"]), "a dropout probability of 0"),
+        (Counts, two(["front"], ["back"]), "buffer seen in parts [0, 1]"),
+        (Poisson, two(["front"], ["back"]), "draw equally often whatever values they see"),
+        (small.Dropped, two(["outer", "second"], ["inner", "first"]), "parts in the order in which"),
         (small.Rows, [], "one or more parts"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(model: type[nn.Module], parts: list[Part], words: str) -> None:
-    x = small.integers(7, 4, 3) if model is small.Tied else numbers(6, 4)
     with pytest.raises(PlanError) as caught:
-        parts_module.build_parts(made(model), parts, (x,))
+        parts_module.build_parts(made(model), parts, (numbers(6, 4),))
     assert words in str(caught.value)
 
 
@@ -186,8 +222,17 @@ def test_what_a_step_in_parts_refuses() -> None:
                 PartsStep(made(small.Rows), adam, parts, numbers(6, 4))
             return
         step = PartsStep(made(small.Rows), adam, parts, numbers(6, 4))
-        with pytest.raises(PlanError, match=r"batch: got shapes \[4, 4\]"):
-            step.step(numbers(4, 4))
+        with pytest.raises(UserError, match=r"PartsStep.evaluate for a loss"):
+            step.model(numbers(6, 4))
+        with pytest.raises(UserError, match="not parallelized yet"):
+            PartsStep(step.model, adam, parts, numbers(6, 4))
+        for wrong in ({"accumulate": 0}, {"clip": -1.0}, {"reduction": "max"}, {"accumulate": 9}):
+            with pytest.raises(PlanError, match=next(iter(wrong))):
+                PartsStep(made(small.Rows), adam, parts, numbers(6, 4), **wrong)  # type: ignore[arg-type]
+        with pytest.raises(PlanError, match="a mapping of names to Parts"):
+            PartsStep(made(small.Rows), adam, list(parts.values()), numbers(6, 4))  # type: ignore[arg-type]
+        with pytest.raises(PlanError, match="one number"):
+            PartsStep(made(Scores), adam, parts, numbers(6, 4))
         other = dict(parts, **{"1": Part(["down"], Plan(mesh(tp=2, ranks=(1, 2))))} if rank == 2 else {})
         with pytest.raises(RunError, match=r"that differs is part 1, plan, mesh: .* on ranks 0, 1"):
             PartsStep(made(small.Rows), adam, other, numbers(6, 4))

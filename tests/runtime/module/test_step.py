@@ -17,7 +17,8 @@ from hyperparallel.layout import Layout
 from hyperparallel.plan import Plan
 from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.exec.codegen import COLLECTIVES
-from hyperparallel.runtime.module.step import TrainStep, split_batch
+from hyperparallel.runtime.module.micro_batches import split_batch
+from hyperparallel.runtime.module.step import TrainStep
 from tests.graph.capture import families
 from tests.ranks import run_ranks
 from tests.runtime.module import small

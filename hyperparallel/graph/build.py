@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from hyperparallel.cluster import Rates
-from hyperparallel.errors import CaptureError
+from hyperparallel.errors import CaptureError, UserError
 from hyperparallel.graph.capture.capture import Captured, capture, check_outputs, gradient_roots, keep_outputs
 from hyperparallel.graph.capture.extract import extract
 from hyperparallel.graph.passes.bucket import bucket
@@ -98,10 +98,10 @@ def build(
 
     loss: the one result to keep and to differentiate ("" finds it: the one called "loss", or the only
     one); None keeps all results, and differentiates `grad_outputs` (by default "loss" where there is one,
-    else all). whole_outputs: those results end whole on every rank. micro_batches: how often the program
+    else all). whole_outputs: those results end replicated. micro_batches: how often the program
     runs before gradients are reduced. train, as_is, device: see `capture`. later: see `decide`.
     Raises `CaptureError` where the module cannot be captured, `PlanError`/`LayoutError` for a plan that
-    does not fit it.
+    does not fit it, `UserError` for both a loss and grad_outputs.
     """
     captured = captured_model(
         module, plan, args, kwargs,
@@ -136,6 +136,8 @@ def captured_model(
 
     Of the plan only its dtype of compute and the mesh on which regions stand are looked at.
     """
+    if loss is not None and grad_outputs is not None:
+        raise UserError("grad_outputs", list(grad_outputs), "None where a loss is named")
     captured = capture(
         module,
         tuple(args),
@@ -167,7 +169,7 @@ def decided(
 ) -> Built:
     """Extract and decide: a captured graph, of a model or of a part of one, under a plan.
 
-    whole: paths of results that end whole on every rank. edges: those of gradients that another part
+    whole: paths of results that end replicated. edges: those of gradients that another part
     takes as they lie. later: see `decide`.
     """
     workload = extract(captured)

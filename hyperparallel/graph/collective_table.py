@@ -178,7 +178,9 @@ class _Permute(CollectiveKind):
         return results
 
     def received(self, shape: Shape, member: GroupMember, sends: Pairs, recv_shape: Sequence[int]) -> int:
-        return math.prod(recv_shape)
+        """Nothing where no pair ends at the member, and what it sends itself crosses no link."""
+        arrives = any(target == member.index != source for source, target in sends)
+        return math.prod(recv_shape) if arrives else 0
 
     def gradient(
         self, communicate: Communicate, grad: Tensor, shape: Shape, member: GroupMember,
@@ -225,7 +227,8 @@ class _Broadcast(CollectiveKind):
 
     def misfit(self, shapes: Sequence[Shape], rows: Sequence[Call]) -> str:
         root, root_shape = rows[0]
-        return "" if tuple(shapes[root]) == tuple(root_shape) else "root_shape is not the shape of the root's"
+        fits = tuple(shapes[root]) == tuple(root_shape)
+        return "" if fits else "root_shape is not the shape of the root's operand"
 
 
 def resized(shape: Sequence[int], dim: int, size: int) -> Shape:

@@ -29,7 +29,8 @@ BETWEEN: tuple[str, ...] = ()
 class Edge:
     """One value on its way between two parts. src: as `source` leaves it; dst: as `target` takes it.
 
-    name: what the parts call it among their inputs and results.
+    name: what the parts call it among their inputs and results. reduce: the dtype that carries sums of 16-bit
+    floats, as the plans say (`Plan.reduce`).
     """
 
     name: str
@@ -39,6 +40,7 @@ class Edge:
     backward: bool
     src: Layout
     dst: Layout
+    reduce: str = "float32"
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -107,7 +109,7 @@ class _Writer:
     def along(self, steps: Sequence[Step]) -> fx.Graph:
         """Steps on one mesh."""
         value = self.edge.value
-        move = Redistributor(self.rank, value, value.dtype, self._emit, self._collect)
+        move = Redistributor(self.rank, value, self.edge.reduce, self._emit, self._collect)
         self.graph.output(move.along(self.x, steps, value.shape))
         return self.graph
 

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyperparallel.errors import PlanError
+from hyperparallel.errors import PlanError, Words
 from hyperparallel.graph.build import Built, captured_model, decided, loss_of
 from hyperparallel.graph.capture.capture import Captured
 from hyperparallel.graph.edge import Edge
 from hyperparallel.graph.passes.split import PartCut, split_parts
+from hyperparallel.graph.region.record import RegionForward
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
 
@@ -92,6 +93,7 @@ def build_parts(
     _check_alike(parts)
     captured = captured_model(module, parts[0].plan, args, kwargs, loss=loss, device=device)
     cut = split_parts(captured, [part.modules for part in parts])
+    _check_regions(cut, parts)
     built = tuple(
         decided(each, part.plan, edges=frozenset(each.input_grads))
         for each, part in zip(cut.parts, parts, strict=True)
@@ -103,10 +105,19 @@ def build_parts(
 def _check_alike(parts: Sequence[Part]) -> None:
     if not parts:
         raise PlanError("parts", parts, "one or more parts")
-    for field in ("compute", "reduce"):
-        given = [getattr(part.plan, field) for part in parts]
-        if len(set(given)) > 1:
-            raise PlanError(f"parts, {field}", given, "one value for all parts: they are captured as one")
+    given = [part.plan.compute for part in parts]
+    if len(set(given)) > 1:
+        raise PlanError("parts, compute", given, "one value for all parts: they are captured as one")
+
+
+def _check_regions(cut: PartCut, parts: Sequence[Part]) -> None:
+    """Capture, which is one for all parts, laid the regions out on the mesh of the first."""
+    for number, (each, part) in enumerate(zip(cut.parts, parts, strict=True)):
+        for node in each.graph.nodes:
+            if isinstance(node.target, RegionForward) and node.target.region.mesh != part.plan.mesh:
+                given = Words(f"the region {node.target.region.name} in part {number}, on {part.plan.mesh}")
+                allowed = f"regions in parts on the mesh of the first part, {node.target.region.mesh}"
+                raise PlanError("parts", given, allowed)
 
 
 def _edges(cut: PartCut, built: Sequence[Built]) -> tuple[Edge, ...]:
@@ -115,7 +126,8 @@ def _edges(cut: PartCut, built: Sequence[Built]) -> tuple[Edge, ...]:
         value = built[c.source].workload.values[c.value]
         src = built[c.source].decisions.outputs[c.value].layout()
         dst = built[c.target].decisions.sources[c.value].layout()
-        found.append(Edge(c.name, value, c.source, c.target, c.backward, src, dst))
+        reduce = built[c.source].decisions.plan.reduce
+        found.append(Edge(c.name, value, c.source, c.target, c.backward, src, dst, reduce))
     # All ranks go through the edges in one order: activations with the parts, then gradients back.
     return tuple(sorted(found, key=lambda e: (e.backward, -e.target if e.backward else e.target)))
 
@@ -130,5 +142,5 @@ def _reports(loss: str, built: Sequence[Built]) -> tuple[Edge, ...]:
         if missing:
             told.update(missing)
             dst = Mesh((len(missing),), ("told",), missing)()
-            found.append(Edge(loss, value, source, target, False, src, dst))
+            found.append(Edge(loss, value, source, target, False, src, dst, decisions.plan.reduce))
     return tuple(found)

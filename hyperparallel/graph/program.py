@@ -1,10 +1,10 @@
 """One rank's program: an FX graph over plain local tensors with explicit communication.
 
-Placeholders come in the order params, buffers, inputs, tangents; results in the order outputs,
-gradients. A collective is a pair of nodes, `..._start` and `wait`; its group is written as the tuple of
-mesh axes it spans and bound to real process groups (or virtual ones) when the program is run. Nodes
-carry `meta["backward"]`, `meta["constant"]` (depends on nothing that changes between steps),
-`meta["module"]`, and collectives their `meta["transfer"]`.
+Placeholders come in the order params, buffers, inputs, tangents; results in the order gradients of
+parameters, gradients of inputs, outputs, new values of buffers. A collective is a pair of nodes, `..._start`
+and `wait`; its group is written as the tuple of mesh axes it spans and bound to real process groups (or
+virtual ones) when the program is run. Nodes carry `meta["backward"]`, `meta["constant"]` (depends on nothing
+that changes between steps), `meta["module"]`, and collectives their `meta["transfer"]`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ None default counts as not given.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import inspect
@@ -91,12 +92,7 @@ def _take_apart(obj: Any) -> tuple[tuple[str, ...], list[Any], Callable[..., Any
         return tuple(str(i) for i in range(len(obj))), list(obj), lambda vs: list(vs)
     if isinstance(obj, Mapping):
         names = list(obj)
-        make = cls if issubclass(cls, dict) else dict
-        return (
-            tuple(str(k) for k in names),
-            [obj[k] for k in names],
-            lambda vs: make(zip(names, vs, strict=True)),
-        )
+        return tuple(str(k) for k in names), [obj[k] for k in names], _mapping_builder(obj, names)
     if cls in pytree.SUPPORTED_NODES:
         entry = pytree.SUPPORTED_NODES[cls]
         values, context = entry.flatten_fn(obj)
@@ -107,6 +103,20 @@ def _take_apart(obj: Any) -> tuple[tuple[str, ...], list[Any], Callable[..., Any
 
 def _keyword_builder(cls: Any, fields: Sequence[str]) -> Callable[..., Any]:
     return lambda values: cls(**dict(zip(fields, values, strict=True)))
+
+
+def _mapping_builder(obj: Mapping[Any, Any], names: Sequence[Any]) -> Callable[..., Any]:
+    if type(obj) is dict or not isinstance(obj, dict):
+        return lambda values: dict(zip(names, values, strict=True))
+    empty = copy.copy(obj)  # not cls(pairs): a defaultdict takes its factory first, a Counter counts
+    empty.clear()
+
+    def build(values: Sequence[Any]) -> dict[Any, Any]:
+        made = copy.copy(empty)
+        made.update(zip(names, values, strict=True))
+        return made
+
+    return build
 
 
 def flatten(obj: Any) -> tuple[Tree, list[torch.Tensor]]:

@@ -8,7 +8,8 @@ gradients, in that order.
 
 What is baked in: shapes, Python values, devices, training mode. What is left out: objects in the
 result that hold no tensors torch knows how to find become None; in-place changes to the batch are
-not played back; a parameter that the loss does not depend on has no gradient.
+not played back; a buffer that the forward binds anew with another shape keeps its value; a parameter that
+the loss does not depend on has no gradient.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _compiling_flag() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_tracing(train: bool) -> Iterator[None]:
-    """Grad mode as asked, module names on nodes, and no warnings about our own way of tracing."""
+    """Grad mode as asked, no warnings about our own way of tracing, and an outer trace's notes given back."""
     before: Any = fx_traceback.current_meta.get("custom")
     log = logging.getLogger("torch._subclasses.fake_tensor")  # it repeats what our error says
     log_was_off, log.disabled = log.disabled, True

@@ -1,11 +1,11 @@
 """One op as one rank runs it: rule, local arguments, and the piece it holds of each cut factor.
 
-A special local form (the `local_*` files) is a function `LocalOp -> tuple of results`. It emits
+A special local form (the other files of this folder) is a function `LocalOp -> tuple of results`. It emits
 calls through `emit`, which makes an FX node while a program is partitioned and runs the call at
 once in tests, and communicates only through `reduce`. All ranks emit the same calls; arguments may
 differ by rank.
 
-Results lack a cut factor in one of two ways: a factor of `rule.inside` leaves them whole, since the
+Results lack a cut factor in one of two ways: a factor of `rule.inside` leaves them replicated, since the
 local form reduced them; any other leaves a pending `rule.reduce`.
 """
 
@@ -98,7 +98,7 @@ class LocalOp:
         return self.kwargs.get(name, default)
 
     def with_argument(self, position: int, value: Any) -> tuple[Any, ...]:
-        """The positional arguments with one replaced."""
+        """The positional arguments with one replaced, or added where they end."""
         return (*self.args[:position], value, *self.args[position + 1 :])
 
     def reduce_over(self, x: Any, how: str, factors: Iterable[str], parts: int = 1) -> Any:

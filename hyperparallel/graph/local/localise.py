@@ -16,8 +16,8 @@ from hyperparallel.graph.local.local_op import LocalOp
 
 LocalForm = Callable[[LocalOp], tuple[Any, ...]]
 
-_ROOMS = (view, matmul, reduction, softmax, loss, index, random, fragile)
-_TABLE: dict[str, LocalForm] = {name: form for room in _ROOMS for name, form in room.FORMS.items()}
+_FAMILIES = (view, matmul, reduction, softmax, loss, index, random, fragile)
+_TABLE: dict[str, LocalForm] = {name: form for family in _FAMILIES for name, form in family.FORMS.items()}
 
 
 def localise(local: LocalOp) -> tuple[Any, ...]:

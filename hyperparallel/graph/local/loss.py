@@ -134,16 +134,10 @@ def _mean(reduction_at: int) -> Form:
             return local.call()
         at = 1 if "backward" in local.op.target else 0
         count = prod(local.global_shape(local.rule.inputs[at]))
-        (total,) = local.call(_with_sum(local, reduction_at), _no_reduction(local))
+        (total,) = local.call(local.with_argument(reduction_at, SUM), _no_reduction(local))
         return (local.emit(torch.ops.aten.div.Scalar, total, count),)
 
     return form
-
-
-def _with_sum(local: LocalOp, at: int) -> tuple[Any, ...]:
-    if at < len(local.args):
-        return local.with_argument(at, SUM)
-    return (*local.args, SUM) if at == len(local.args) else local.args
 
 
 def _no_reduction(local: LocalOp) -> dict[str, Any]:

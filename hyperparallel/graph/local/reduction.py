@@ -2,7 +2,7 @@
 
 A mean is a pending sum of local means, each weighted by its share of the elements. A maximum starts
 from the lowest number, so that an empty piece does not count. Variance, norms and log-sum-exp
-exchange their sums and are whole on every rank; sums of 16-bit floats are kept and exchanged in float32.
+exchange their sums and are replicated; sums of 16-bit floats are kept and exchanged in float32.
 """
 
 from __future__ import annotations

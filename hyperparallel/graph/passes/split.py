@@ -9,10 +9,10 @@ it is.
     part 0   inputs: batch               outputs: h            tangents: grad of h    grads of its parameters
     part 1   inputs: batch, h            outputs: loss         tangents: of the loss  grads, and that of h
 
-Nodes that no pattern names (code of the model itself, sums of gradients) go with what they read. What
-depends on the batch and constants alone (masks, positions) is made again in each part that reads it, which
-is cheaper than sending it. Activations cross towards later parts, gradients towards earlier ones; a cut for
-which that is not so is refused.
+Nodes that no pattern names (code of the model itself, sums of gradients) go with what they read, or with
+what reads them if that is parameters alone. What depends on the batch and constants alone (masks,
+positions) is made again in each part that reads it, which is cheaper than sending it. Activations cross
+towards later parts, gradients towards earlier ones; a cut for which that is not so is refused.
 
 Leaves out where parts run (`graph/parts.py`) and when (a schedule).
 """
@@ -79,6 +79,7 @@ class _Split:
         self.role = {n: n.meta["role"] for n in self.nodes if n.op == "placeholder"}
         self.shared = self._shared()
         self.part: dict[fx.Node, int] = {}
+        self.forward_of: dict[tuple[str, object], int] = {}
 
     def run(self) -> PartCut:
         self._assign()
@@ -106,26 +107,35 @@ class _Split:
     def _assign(self) -> None:
         """Give every node that is not shared its part."""
         named = _Named(self.captured, self.patterns)
-        forward_of: dict[int, int] = {}  # torch numbers forward nodes; a backward node has the same number
-        for node in self.nodes:
-            if node.op != "call_function" or node in self.shared:
-                continue
-            module, number, backward = module_of(node), node.meta.get("seq_nr"), is_backward(node)
-            found = named.part(module)
+        todo = [n for n in self.nodes if n.op == "call_function" and n not in self.shared]
+        for node in todo:
+            found, backward = named.part(module_of(node)), is_backward(node)
+            # A sum of gradients has the number of a forward node that it does not differentiate.
             if found is None and backward and not node.meta.get("is_gradient_acc"):
-                found = forward_of.get(number) if number is not None else None
+                found = self.forward_of.get(_number(node))
             if found is None:
                 found = self._with_what_it_reads(node, backward)
-                if not backward and number is not None:
-                    forward_of[number] = found
-            self.part[node] = found
+            if found is not None:
+                self._give(node, found)
+        for node in todo:
+            self.part.setdefault(node, 0)
 
-    def _with_what_it_reads(self, node: fx.Node, backward: bool) -> int:
+    def _give(self, node: fx.Node, part: int) -> None:
+        """Give a node its part, and to that part what was left for a reader to decide."""
+        self.part[node] = part
+        if not is_backward(node):
+            self.forward_of[_number(node)] = part
+        for used in node.all_input_nodes:
+            if used.op == "call_function" and used not in self.part and used not in self.shared:
+                self._give(used, part)
+
+    def _with_what_it_reads(self, node: fx.Node, backward: bool) -> int | None:
+        """None for a node that reads parameters only (a transposed weight): it goes with who reads it."""
         known = [n for n in node.all_input_nodes if n in self.part]
         gradients = [self.part[n] for n in known if is_backward(n)]
         if backward and gradients:
             return min(gradients)
-        return max((self.part[n] for n in known), default=0)
+        return max((self.part[n] for n in known), default=None)
 
     def _check_parameters(self) -> None:
         """Every parameter, changed buffer and tangent belongs to the one part that reads it."""
@@ -243,6 +253,15 @@ class _Named:
         """The part of a module, by the longest of its prefixes that a pattern matches."""
         found = (self._known[p] for p in reversed(_prefixes(module)) if p in self._known)
         return next(found, None)
+
+
+def _number(node: fx.Node) -> tuple[str, object]:
+    """What a backward node shares with the forward node that it differentiates.
+
+    torch numbers forward nodes and gives a backward node the same number. Copied blocks
+    (`capture/repeat_blocks.py`) have the numbers of their pattern; the module tells them apart.
+    """
+    return module_of(node), node.meta.get("seq_nr", node.name)
 
 
 def _prefixes(module: str) -> list[str]:

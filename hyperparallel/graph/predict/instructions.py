@@ -5,7 +5,7 @@ pieces included. Products count as torch's FLOP counter does; an op's traffic is
 Views are free where they do not copy. A result's memory is taken when it is made and given back behind its
 last use, that of a start's operand behind its wait; what is returned stays.
 
-Leaves out what kernels keep in caches, and fused regions: they are listed by their ops.
+Leaves out what kernels keep in caches, and stretches that Inductor fuses: they are listed by their ops.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from hyperparallel.graph.passes.phases import split_stages
 from hyperparallel.graph.predict.reuse import storage, tensors, with_reuse
 from hyperparallel.graph.predict.update_work import FUSED_ADAM, UpdateWork
 from hyperparallel.graph.program import RankProgram
+from hyperparallel.graph.region.segments import Segment
 from hyperparallel.shard.rules.table import facts_of
 from hyperparallel.workload.instruction import Accesses, Instruction, Tensors
 
@@ -150,16 +151,15 @@ def kind_of(target: Any) -> str:
         return "view"
     if target in (communication.pack, communication.unpack, communication.pend):
         return "data movement"
+    if isinstance(target, Segment):
+        return "region"
+    name = _kernel(target)
     if not isinstance(target, torch._ops.OpOverload):
-        name = str(getattr(target, "__name__", ""))
-        return "region" if name == "region" else "loss" if name.startswith("nll") else "other"
-    name = target._schema.name.partition("::")[2].strip("_").removeprefix("unsafe_")
+        return "stretch" if name == "stretch" else "loss" if name.startswith("nll") else "other"
     known = facts_of(str(target)).group
     if known:
         return known
-    if torch.Tag.pointwise in target.tags or name in ("native_dropout", "silu_backward"):
-        return "elementwise"
-    return "data movement"
+    return "elementwise" if torch.Tag.pointwise in target.tags else "data movement"
 
 
 def _called(node: fx.Node) -> Any:

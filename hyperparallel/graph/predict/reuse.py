@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from hyperparallel.shard.rules.table import facts_of
 from hyperparallel.workload.instruction import Instruction
 
 
@@ -31,7 +31,7 @@ def with_reuse(
     for i, (one, node) in enumerate(zip(found, nodes, strict=True)):
         read = [x for used in node.all_input_nodes for x in tensors(made[used])]
         written = tensors(made[node])
-        if node.target is torch.ops.aten.embedding.default:
+        if facts_of(str(node.target)).looks_up:
             memory.touch_far(sum(map(_num_bytes, written)))  # the rows that were looked up
             read = read[1:]
         if one.role != "op" or one.num_bytes:

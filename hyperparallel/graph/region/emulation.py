@@ -79,7 +79,7 @@ def _joined(layout: Layout, local: dict[int, Tensor], what: str) -> Tensor:
             seen[key] = whole[at] = piece
         elif not _close(piece, seen[key]):
             given = f"another value on rank {rank} than on an earlier one"
-            raise UserError(what, given, f"one value wherever {layout} is whole")
+            raise UserError(what, given, f"one value wherever {layout} is replicated")
     return whole
 
 

@@ -46,9 +46,9 @@ def local_region(
 
     in_layouts: a list with one layout per tensor that is passed by position (other arguments have none).
     out_layouts: the layout of the result, or a list with one per result. A layout is a tuple with one
-    entry per dim, as `("dp", None)`, None (whole), or a `Layout`; `("dp", None, {"tp": "sum"})` is pending
-    a sum over tp. Axes that a layout does not name hold copies. mesh: the ranks that the code is written
-    for, else those of the plan. reference: what the region means on one device.
+    entry per dim, as `("dp", None)`, None (replicated), or a `Layout`; `("dp", None, {"tp": "sum"})` is
+    pending a sum over tp. Axes that a layout does not name hold copies. mesh: the ranks that the code is
+    written for, else those of the plan. reference: what the region means on one device.
 
     Without `fn`, a decorator. Raises `LayoutError` and `UserError` when called: for a layout of the wrong
     rank, an unknown axis, results that do not fit their layouts, ranks that do not communicate alike.

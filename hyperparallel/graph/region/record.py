@@ -6,9 +6,9 @@ in the joint graph instead would fix that rank's sizes and coordinates for all, 
 to reason about ops on pieces; as one op with declared layouts a region is decided like any other op.
 
 Why gradients are right: the backward is the transpose of what all ranks do together. Each rank's own code
-is differentiated by autograd, each collective by its transpose; an input that was whole on an axis had a
+is differentiated by autograd, each collective by its transpose; an input that was replicated on an axis had a
 copy on each rank, so its gradient is the sum of theirs: it comes out pending, and the program around
-decides where to add it up. A result that was whole on an axis may be read from any one rank, so its
+decides where to add it up. A result that was replicated on an axis may be read from any one rank, so its
 gradient goes in pending: all of it on one rank, or whatever pending sum it already was.
 """
 

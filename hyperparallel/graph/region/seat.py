@@ -2,7 +2,7 @@
 
 A region's code calls `axis_index` or `all_reduce` without saying who it is; the seat that is set around
 the call knows. Seats differ in how a collective is carried out: alone (one rank, nothing to do), met (all
-ranks as threads of this process that wait for one another, `meet`), or traced (`trace.py`). The seat is a
+ranks as threads of this process that wait for one another, `meet`), or traced (`rehearsal.py`). The seat is a
 context variable, set only while a region's code runs, because that code is the user's and takes no
 argument of ours.
 """

@@ -70,7 +70,10 @@ DRAWN_WHOLE = (
     "aten.rrelu_with_noise_functional",
 )
 
-FACTS: dict[str, OpFacts] = dict.fromkeys((*DRAWN, *DRAWN_LIKE, *DRAWN_WHOLE), OpFacts(random=True))
+FACTS: dict[str, OpFacts] = {
+    **dict.fromkeys((*DRAWN, *DRAWN_LIKE, *DRAWN_WHOLE), OpFacts(random=True)),
+    "aten.native_dropout": OpFacts(random=True, group="elementwise"),
+}
 
 RULES: dict[str, Builder] = {
     **dict.fromkeys(

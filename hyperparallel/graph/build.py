@@ -37,6 +37,7 @@ from hyperparallel.workload import Workload
 
 JointPass = Callable[[Captured], Any]
 RankPass = Callable[[RankProgram], RankProgram]
+# `overlap` is last: joined starts may stand behind readers of their results until it sorts the program.
 RANK_PASSES: tuple[RankPass, ...] = (peephole, coalesce, bucket, overlap)
 
 
@@ -108,6 +109,7 @@ def build(
         train=train, as_is=as_is, loss=loss, grad_outputs=grad_outputs, device=device,
         joint_passes=joint_passes,
     )  # fmt: skip
+    # A loss of "" is the only output that `captured_model` left, so `gradient_roots` finds it.
     roots = (loss,) if loss else grad_outputs
     if roots is None:
         roots = gradient_roots(list(captured.outputs))
@@ -195,6 +197,7 @@ def rules_of(captured: Captured, workload: Workload) -> dict[str, Rule]:
     targets = {n.name: n.target for n in captured.graph.nodes if n.op == "call_function"}
     rules: dict[str, Rule] = {}
     for op in workload.ops:
+        # A region is cut as it declares: to the solver all its factors are blocked.
         known = uncut(op, workload.values) if op.layouts else rule_for(op, workload.values)
         rules[op.name] = known or probe(op, workload.values, targets[op.name])
     return rules

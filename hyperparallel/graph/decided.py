@@ -62,6 +62,7 @@ def _of_ops(built: Built) -> Iterator[Decision]:
     decided, shown = built.decisions, _Shown()
     for number, op in enumerate(built.workload.ops):
         yield f"op {number} of the model", _op_words(op, built.workload)
+        # After the op itself: a layout that differs because the op does is the later line.
         takes, gives = decided.operands[op.name]
         layouts = f"{shown.all(takes)} -> {shown.all(gives)}"
         yield _label(op), f"{_cuts(decided.cuts[op.name])}: {layouts}"

@@ -116,8 +116,10 @@ class _Writer:
     def exchange(self, step: SendRecv) -> fx.Graph:
         """The exchange between the meshes: pieces go straight to the ranks that need them."""
         shape, x = self.edge.value.shape, self.x
+        # In the order of `ranks` on every rank: entry i of all sizes belongs to member i of the group.
         sends = {rank: list(self._blocks(step, (self.rank, rank), 2)) for rank in self.edge.ranks}
         takes = {rank: list(self._blocks(step, (rank, self.rank), 3)) for rank in self.edge.ranks}
+        # A rank that only receives sends what it was given, an empty flat tensor.
         if self.rank in step.src.mesh.ranks:
             x = self._emit(communication.pack, x, [b for blocks in sends.values() for b in blocks])
         sizes = [[num_elements(blocks) for blocks in side.values()] for side in (sends, takes)]

@@ -138,6 +138,7 @@ def _reports(loss: str, built: Sequence[Built]) -> tuple[Edge, ...]:
     value, src = work.values[work.outputs[loss]], decisions.outputs[work.outputs[loss]].layout()
     told, found = set(src.mesh.ranks), []
     for target, each in enumerate(built):
+        # Each rank is told once: meshes may share ranks.
         missing = tuple(rank for rank in each.decisions.mesh.ranks if rank not in told)
         if missing:
             told.update(missing)

@@ -197,9 +197,11 @@ def _named(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[st
         raise UserError("batch", str(error), f"the arguments of forward{signature}") from None
     named: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
+        # `f(x)` and `f(x, mask=None)` are one batch.
         if name not in bound or (bound[name] is None and parameter.default is None):
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
+            # The caller's order of keywords says nothing.
             named.update(sorted(bound[name].items()))
         else:
             named[name] = bound[name]
@@ -210,6 +212,7 @@ def _split_call(signature: inspect.Signature, named: Mapping[str, Any]) -> tuple
     """Positional arguments only where the signature allows nothing else."""
     args: list[Any] = []
     rest = dict(named)
+    # With extra positional arguments, those in front of them have to be positional too.
     has_varargs = any(p.kind is p.VAR_POSITIONAL and rest.get(p.name) for p in signature.parameters.values())
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:

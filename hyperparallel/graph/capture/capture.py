@@ -150,6 +150,7 @@ def capture(
     task = _Task(module, call, leaves, train, as_is, grad_outputs, stacks, compute, mesh, device)
     reductions = [r for r in map(reduce_stack, task.stacks) if r is not None]
     if shorten and reductions and not strict:
+        # What stops the short way is no error yet: the whole model is traced then, and tells.
         with contextlib.suppress(NotUniform, CaptureError):
             return task.run(False, reductions)
     return task.run(strict, [])
@@ -176,9 +177,11 @@ class _Task:
             found = self._trace(strict, watches, regions)
         names = name_graph(found, self.call)
         graph = found.graph_module.graph
+        # A number kept by one block would be copied into all others.
         if lift_constants(found.graph_module) and reductions:
             raise NotUniform("tensors that are no parameters may differ from block to block")
         lift_regions(graph, regions.regions)
+        # Before blocks are marked: a written-out cast is a node of its block like any other.
         promote(graph)
         mark_blocks(graph, self.stacks)
         for watch in watches:
@@ -205,6 +208,7 @@ class _Task:
 
     def _trace(self, strict: bool | None, watches: list[Watch], regions: Tracing) -> Trace:
         device, all_moved = self.device or batch_device(self.leaves), self.device is not None
+        # Tensors that a module holds outside parameters and buffers are real.
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         memo = {key: twin for watch in watches for key, twin in watch.stand_ins().items()}
         twin = skeleton(self.module, mode, device, all_moved, memo)
@@ -231,6 +235,7 @@ class _Task:
             results = stamp(graph, reduction, results, order)
         check_order(graph)
         roles = {role: place for place, role in enumerate(("output", "mutation", "grad"))}
+        # New units' results came last; callers count on the order of the modules.
         rank = {name: place for place, name in enumerate(order)}
         results.sort(key=lambda r: (roles.get(r.role, 3), rank.get(r.name, 0)))
         output_node(graph).args = (tuple(r.node for r in results),)

@@ -77,6 +77,7 @@ def _outputs(node: fx.Node) -> tuple[str | None, ...]:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return (node.name,)
+    # A result that no `getitem` takes is not used.
     results: list[str | None] = [None] * (len(value) if isinstance(value, (tuple, list)) else 0)
     for user in node.users:
         if user.target is operator.getitem and isinstance(user.meta.get("val"), torch.Tensor):

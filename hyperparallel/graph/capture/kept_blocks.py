@@ -52,6 +52,7 @@ def reduce_stack(stack: Stack) -> Reduction | None:
     units = len(stack.blocks) // stack.period
     if units < 5:
         return None
+    # Unit 1 is odd, so the other is even: blocks that alternate by parity in code are found to differ.
     other = units - 2 if units % 2 == 0 else units - 3
     return Reduction(stack, units, (0, 1, other, units - 1))
 
@@ -93,6 +94,7 @@ class Watch:
             keys = [key for key, value in vars(part).items() if is_position(key, value, index)]
             if keys:
                 watched = {key: property(self._reader(key, index)) for key in keys}
+                # A property of the class wins over the instance's attribute: reading it is seen.
                 part.__class__ = type(type(part).__name__, (type(part),), watched)
 
     def _reader(self, key: str, index: int) -> Callable[[nn.Module], int]:
@@ -104,6 +106,7 @@ class Watch:
 
     def _enter(self, index: int) -> Callable[..., None]:
         def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            # AOTAutograd runs the forward more than once; each run starts with the first block.
             if index == 0:
                 self._calls.clear()
             self._record(index, args, kwargs)
@@ -140,6 +143,7 @@ class Watch:
         first, second = (self._calls.get(index % period + unit * period) for unit in (0, 1))
         if first is None or second is None or second.result is None:
             raise RuntimeError("a repeated block is called before the first ones")
+        # What differs between the first two calls is handed from block to block; the rest is the same object.
         carried = [i for i, x in enumerate(second.leaves) if x is not first.leaves[i]]
         assert second.result_leaves is not None
         if len(carried) != 1 or len(second.result_leaves) != 1:
@@ -172,6 +176,7 @@ def _alike(one: Tree, two: Tree) -> bool:
 
 def _hollow(module: nn.Module) -> nn.Module:
     """The same class and attributes, without parameters or buffers."""
+    # Not `type(module)(...)`: the constructor's arguments are not known, and its work not wanted.
     twin = object.__new__(type(module))
     twin.__dict__.update(module.__dict__)
     twin._parameters = dict.fromkeys(module._parameters)

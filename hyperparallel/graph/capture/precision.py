@@ -44,6 +44,7 @@ def computing(compute: str | None, device_type: str) -> Iterator[None]:
     if compute is None:
         yield
         return
+    # CUDA's autocast has the list of float32 functions itself.
     delicate = contextlib.nullcontext() if device_type == "cuda" else _InFloat32()
     with torch.autocast(device_type, getattr(torch, compute)), delicate:
         yield
@@ -93,6 +94,7 @@ def _wide(x: Any) -> Any:
     return x.float() if isinstance(x, Tensor) and x.dtype in LOW else x
 
 
+# The functions themselves: torch has one under several names, and not every name in every place.
 _FUNCTIONS = frozenset(
     found
     for place in (torch, Tensor, F, torch.special, torch.linalg)

@@ -101,6 +101,7 @@ class _Stamper:
         key, _, rest = name.removeprefix(prefix).partition(".")
         if not name.startswith(prefix) or key not in stack.keys:
             return None
+        # "=" cannot begin the local name of an op: parameters and ops of a unit share one table.
         return self._unit_key(stack.keys.index(key), f"={rest}")
 
     def _name(self, unit: int, key: Key) -> str:
@@ -139,11 +140,13 @@ class _Stamper:
                 raise NotUniform(f"arguments {x} and {y} differ")
             for one, two in zip(x, y, strict=True):
                 self._relate(one, two)
+        # NaN is the one constant that differs from itself.
         elif x != y and not (x != x and y != y):
             raise NotUniform(f"constants {x} and {y} differ")
 
     def _place_of(self, x: fx.Node, y: fx.Node) -> Place:
         if x is y:
+            # A copy would have to ask whether it means the original's or its own.
             if self.where.get(x, (-1,))[0] in (self.a, self.b):
                 raise NotUniform(f"two middle units use {x.name} of one of them")
             return Place.SAME
@@ -187,6 +190,7 @@ class _Stamper:
             for n in self.graph.nodes
             if n.op != "placeholder" or n.meta["role"][0] not in ("param", "buffer")
         )
+        # From the last to the first, each in front of the one that follows it.
         for name in reversed(names):
             if name not in known:
                 found = self._locate_name(name)
@@ -211,10 +215,12 @@ class _Stamper:
             place = self._opening(end, False)
             for unit in gap:
                 self._copy(forward, unit, place)
+        # The backward runs from the last unit to the first: copies stand in front of that of the unit below.
         for gap, start in zip(reversed(gaps), (self.b, self.a), strict=True):
             for unit in reversed(gap):
                 self._copy(backward, unit, after[start])
         self._rewire(self.a, {self.b: self.a + 1})
+        # b stood behind a, now it stands behind the last copy between them; likewise towards `last`.
         self._rewire(self.b, {self.a: self.b - 1, self.last: self.b + 1})
         self._rewire(self.last, {self.b: self.last - 1})
 

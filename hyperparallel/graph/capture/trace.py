@@ -91,11 +91,13 @@ class _Flat(nn.Module):
                 self.out_tree, found = flatten(self._call.call(module, leaves))
             for name in self.buffer_names:
                 bound, held = module.get_buffer(name), tensors[name]
+                # Written back as a copy, which AOTAutograd reports as a mutation of the buffer.
                 if bound is not held and bound.shape == held.shape:
                     held.copy_(bound)
         paths = output_paths(self.out_tree)
         wanted = self._wants_grad(paths)
         return tuple(
+            # Detached: a result that is not differentiated would get a tangent all the same.
             x.clone() if path in wanted else x.detach().clone() for path, x in zip(paths, found, strict=True)
         )
 
@@ -126,6 +128,7 @@ def trace(
             raise
         except Exception as error:
             errors.append(error)
+    # Of the direct route, whose traceback goes through the user's own lines.
     raise capture_error(errors[0], module) from errors[0]
 
 

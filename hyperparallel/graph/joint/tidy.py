@@ -56,6 +56,7 @@ def tidy_graph(graph: fx.Graph) -> None:
             continue
         same = _same_as(node)
         if same is None:
+            # Before the key is made, so that views of one tensor by different ways have one key.
             _merge_views(node)
             key = _key(node)
             if key is None:
@@ -83,6 +84,7 @@ def _same_as(node: fx.Node) -> fx.Node | None:
     source = node.args[0]
     if node.target in _VIEWS:
         mine = _geometry(node)
+        # Up the views, for one that already looked like this: t(t(x)), a view there and back.
         while mine is not None:
             if _geometry(source) == mine:
                 return source
@@ -145,6 +147,7 @@ def _key(node: fx.Node) -> Hashable | None:
     """What makes two nodes equal; None for nodes that must stay apart."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
+        # Two draws with equal arguments are two numbers.
         if torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
             return None
     elif getattr(target, "__module__", "") not in ("_operator", "operator"):

@@ -131,6 +131,7 @@ class LocalOp:
         dtypes: of results unlike the operands, by number; None for single precision at least.
         """
         args = self.args if args is None else args
+        # Whole operands are what the kernel was captured with: if empty, they were so on one device too.
         if not self.pieces:
             return self.call(args)
         shapes = [None if dims is None else list(self.shape(dims)) for dims in self.rule.outputs]
@@ -151,6 +152,7 @@ class LocalOp:
         if not any(factor in self.pieces for dim in dims for factor in dim):
             return whole
         flat = [factor for dim in dims for factor in dim]
+        # A cut factor inside a merged dim is a strided piece of it: apart it is a slice of its own dim.
         merged = any(len(dim) > 1 for dim in dims)
         if merged:
             whole = self.emit(aten.reshape.default, whole, [self.rule.sizes[f] for f in flat])
@@ -196,6 +198,7 @@ def unless_empty(
     if all(x.numel() for x in first):
         return target(*args, **kwargs)
     own = first[0].dtype
+    # As kernels keep statistics (log-sum-exp): float32 of 16 bits, float64 of float64.
     wide = torch.promote_types(own, torch.float32)
     results = tuple(
         None if shape is None else first[0].new_zeros(shape, dtype=dtypes.get(i, own) or wide)

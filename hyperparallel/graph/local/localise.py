@@ -41,6 +41,7 @@ def register_local_form(target: str, form: LocalForm) -> None:
 def _find(target: str) -> LocalForm | None:
     form = _TABLE.get(target)
     if form is None:
+        # An overload first, then the op, then the op that an in-place one is the twin of.
         base = target.rpartition(".")[0]
         form = _TABLE.get(base) or _TABLE.get(base.removesuffix("_"))
     return form

@@ -44,6 +44,7 @@ def nll_rows(
         return nothing, nothing
     valid, index = _targets(target, scores.shape[dim], offset, ignore)
     weights = torch.ones_like(index, dtype=scores.dtype) if weight is None else weight[index]
+    # Summed over ranks, each row counts once: its target is valid in one piece of the classes.
     weights = torch.where(valid, weights, 0.0)
     picked = scores.gather(dim, index.unsqueeze(dim)).squeeze(dim)
     return torch.where(valid, -picked * weights, 0.0), weights
@@ -108,8 +109,10 @@ def _nll(local: LocalOp) -> tuple[Any, ...]:
     if reduction == NONE:
         found = local.reduce_over(local.emit(nll_losses, *every), "sum", ("c",))
         losses = local.emit(like, found, scores)
+        # ATen gives a total of 0 where nothing is reduced.
         total = local.emit(torch.ops.aten.new_zeros.default, scores, [])
     else:
+        # Both sums as one tensor, one message: at this size only latency counts.
         sums = local.reduce_over(local.emit(nll_sums, *every), "sum", local.pieces, parts=2)
         select = torch.ops.aten.select.int
         total = local.emit(select, sums, 0, 1)
@@ -133,6 +136,7 @@ def _mean(reduction_at: int) -> Form:
         if not local.pieces or local.argument(reduction_at, "reduction", MEAN) != MEAN:
             return local.call()
         at = 1 if "backward" in local.op.target else 0
+        # A mean of local means would weigh uneven pieces alike.
         count = prod(local.global_shape(local.rule.inputs[at]))
         (total,) = local.call(local.with_argument(reduction_at, SUM), _no_reduction(local))
         return (local.emit(torch.ops.aten.div.Scalar, total, count),)

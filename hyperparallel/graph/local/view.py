@@ -43,6 +43,7 @@ def _part(local: LocalOp, parts: tuple[str, ...], start: int) -> tuple[int, int]
     if len(parts) != 2 or parts[1] not in local.pieces:
         return None
     size = local.size(parts[1])
+    # The part number stays, its width is the local one: q, k, v of a fused projection keep their order.
     first = start // local.rule.sizes[parts[1]] * size
     return first, first + size
 
@@ -106,6 +107,7 @@ def _arange(local: LocalOp) -> tuple[Any, ...]:
     if not all(isinstance(x, int) for x in (start, end, step)):
         return (local.keep_piece(local.call()[0]),)
     (piece,) = local.pieces.values()
+    # Exact: i-th numbers of integers. Of floats, start + offset * step may round otherwise than ATen does.
     first = start + piece.offset * step
     return (
         local.emit(aten.arange.start_step, first, first + piece.size * step, step, **local.kwargs),

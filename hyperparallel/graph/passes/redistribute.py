@@ -66,9 +66,11 @@ class Redistributor:
             raise LayoutError(f"layout of {self.value.name}", given, allowed)
         view = common_view(src, dst)
         if view is None:
+            # Cuts of a merged dim that no shape shows as plain ones: gathered, then cut again.
             whole = make_spec(src.mesh, [[(size, ())] for size in src.shape])
             return self(self(x, src, whole), whole, dst)
         shape, src_layout, dst_layout = view
+        # Under the finer shape an inner cut (of heads in heads x width) is a plain cut of a dim of its own.
         finer = shape != src.shape
         if finer:
             x = self.emit(aten.reshape.default, x, list(src_layout.local_shape(shape, self.rank)))
@@ -78,6 +80,7 @@ class Redistributor:
 
     def along(self, x: Any, steps: Sequence[Step], shape: tuple[int, ...]) -> Any:
         """`x`, a piece of a tensor of global `shape`, after steps on one mesh."""
+        # Cast once for all reductions between the first and the last, not around each.
         wide = [i for i, step in enumerate(steps) if self._reduce_dtype(step) != self.value.dtype]
         for i, step in enumerate(steps):
             if wide and i == wide[0]:
@@ -97,6 +100,7 @@ class Redistributor:
     def _note(self, node: Any, step: Step, shape: tuple[int, ...], dtype: str) -> None:
         itemsize = getattr(torch, dtype).itemsize
         node.meta.update(itemsize=itemsize, dtype=dtype)
+        # Of the fullest rank: all ranks must weigh alike, or they would order their starts differently.
         held = max(math.prod(end.largest_shape(shape)) for end in (step.src, step.dst))
         moved = step.num_elements(shape) * itemsize
         self.collect(node, _kind(step), step.axes, moved, dtype, held * itemsize)
@@ -140,6 +144,7 @@ class Redistributor:
     def _exchange(self, x: Any, step: Permute, shape: tuple[int, ...], dtype: str) -> Any:
         """Every rank packs what others lack, one all-to-all of uneven flat pieces, and unpacks."""
         members = step.src.mesh.group(self.rank, step.axes)
+        # With an entry for each member, empty ones too: sizes are given by member, in the order of the group.
         sends: dict[int, list[communication.Box]] = {member: [] for member in members}
         takes: dict[int, list[communication.Box]] = {member: [] for member in members}
         for part in step.pieces(shape):
@@ -160,6 +165,7 @@ class Redistributor:
         return self.emit(communication.unpack, received, blocks, local)
 
     def _slice(self, x: Any, step: Slice, shape: tuple[int, ...]) -> Any:
+        # Slices count from the start of the whole; the local tensor starts where its own piece does.
         old = step.src.slices(shape, self.rank)[step.dim]
         new = step.dst.slices(shape, self.rank)[step.dim]
         return self.emit(aten.slice.Tensor, x, step.dim, new.start - old.start, new.stop - old.start)

@@ -96,6 +96,7 @@ class _Split:
                 role, name = self.role[node]
                 if role == "input" or (role == "buffer" and name not in self.captured.mutations):
                     found.add(node)
+            # One device draws for the whole model in one order; every part would start anew.
             elif facts_of(str(node.target)).random:
                 given = Words(f"{node.target} in {module_of(node) or 'the model itself'}")
                 allowed = "no dropout: a part draws from a generator of its own, not as one device does"
@@ -134,7 +135,9 @@ class _Split:
         known = [n for n in node.all_input_nodes if n in self.part]
         gradients = [self.part[n] for n in known if is_backward(n)]
         if backward and gradients:
+            # A sum of gradients goes to the earliest part that adds to it: gradients cross backwards only.
             return min(gradients)
+        # The latest part that it reads from: activations cross forwards only.
         return max((self.part[n] for n in known), default=None)
 
     def _check_parameters(self) -> None:
@@ -177,6 +180,7 @@ class _Split:
         for backward in (False, True):
             role = "input_grad" if backward else "output"
             made = [Result(role, name, self.by_name[v]) for b, name, v in sent if b == backward]
+            # Behind the other outputs, and gradients last: the order of results that capture gives.
             place = len(results) if backward else sum(r.role == "output" for r in results)
             results[place:place] = made
         received = {self.by_name[c.value]: c for c in crossings if c.target == part}
@@ -196,6 +200,7 @@ class _Split:
         graph, names = fx.Graph(), Names()
         copies: dict[fx.Node, fx.Node] = {}
         order = [n for n in nodes if n.op == "placeholder" and self.role[n][0] != "tangent"]
+        # Activations from other parts behind the batch, gradients behind the tangents: capture's order again.
         order += [n for n, c in received.items() if not c.backward]
         order += [n for n in nodes if n.op == "placeholder" and self.role[n][0] == "tangent"]
         order += [n for n, c in received.items() if c.backward]
@@ -251,6 +256,7 @@ class _Named:
 
     def part(self, module: str) -> int | None:
         """The part of a module, by the longest of its prefixes that a pattern matches."""
+        # Longest first: "blocks.1" may go elsewhere than "blocks".
         found = (self._known[p] for p in reversed(_prefixes(module)) if p in self._known)
         return next(found, None)
 

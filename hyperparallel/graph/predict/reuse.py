@@ -26,6 +26,7 @@ def with_reuse(
 ) -> list[Instruction]:
     """The instructions of nodes with their accesses; made: what each node made, inputs included."""
     memory = _Memory()
+    # The last node that has a block among its operands or results frees it.
     last = {block: i for i, node in enumerate(nodes) for block in _blocks(node, made)}
     results = []
     for i, (one, node) in enumerate(zip(found, nodes, strict=True)):
@@ -59,6 +60,7 @@ class _Memory:
         block, size = storage(x), x.untyped_storage().nbytes()
         if block not in self.sizes:
             self.sizes[block] = size
+            # Allocators hand out the block of that size that was freed last, which may be in a cache.
             if self.freed.get(size):
                 self.last[block] = self.freed[size].pop()
         num_bytes = _num_bytes(x)
@@ -85,6 +87,7 @@ def _blocks(node: fx.Node, made: Mapping[fx.Node, Any]) -> set[int]:
 
 
 def _num_bytes(x: Tensor) -> int:
+    # An expanded tensor has more elements than memory; a slice less than the block that it lies in.
     return min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
 
 

@@ -41,6 +41,7 @@ def emulate_region(
     resolve_outs: from the numbers of dims of the results to their layouts. Raises `UserError` for results
     that do not fit these, or that differ between ranks where they should not.
     """
+    # Ranks that draw would each move the one state that they share here.
     drawn = torch.get_rng_state()
 
     def perform(rank: int) -> tuple[Tensor, ...]:

@@ -104,6 +104,7 @@ def joined_shape(layout: Layout, local: Mapping[int, tuple[int, ...]], what: str
     shape = []
     for dim, axes in enumerate(layout.dims):
         first = mesh.ranks[0]
+        # A rank that did not rehearse is as large as the first: cuts are even there.
         sizes = [local.get(rank, local[first])[dim] for rank in mesh.group(first, axes)] if axes else []
         shape.append(sum(sizes) if axes else local[first][dim])
     for rank, have in local.items():

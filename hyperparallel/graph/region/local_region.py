@@ -99,6 +99,7 @@ class LocalRegion:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         capture = active()
         mesh = self.mesh if capture is None or capture.mesh is None else capture.mesh
+        # The rank's pieces inside are no whole tensors: they could not be laid out once more.
         if seated():
             raise UserError(
                 f"call of {self.name}", "inside another region", "a region called from outside any"

@@ -84,6 +84,7 @@ def rehearse(
 
         meet(mesh, met, perform)
         return parts
+    # One after another: a corner has nobody to meet and takes its own sizes for the others'.
     for rank in ranks:
         sit(_Assuming(name, mesh, rank, parts[rank].script), perform, rank)
     first = [len(op) for op in parts[ranks[0]].script]
@@ -172,6 +173,7 @@ class _Recorder(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for x in pytree.tree_flatten(result)[0]:
             if isinstance(x, Tensor):
+                # An op may return its operand (in place): it keeps the number that it has.
                 self.numbers.setdefault(id(x), len(self.numbers))
                 self.kept.append(x)
         self.log.append(f"{func}({', '.join(said)})")
@@ -180,6 +182,7 @@ class _Recorder(TorchDispatchMode):
     def _said(self, x: Tensor) -> str:
         if id(x) in self.numbers:
             return f"%{self.numbers[id(x)]}"
+        # A tensor made inside is the mode's own; a plain one is a constant of the code, known by its content.
         mine = isinstance(x, FakeTensor) and x.fake_mode is self.mode
         if not mine and (type(x) is not Tensor or isinstance(x, nn.Parameter)):
             raise UserError(

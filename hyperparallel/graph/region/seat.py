@@ -170,6 +170,7 @@ def meet(mesh: Mesh, make: Callable[[int, Meeting], MetSeat], body: Callable[[in
         thread.start()
     for thread in threads:
         thread.join()
+    # A broken barrier only says that another rank failed: what that one raised is the reason.
     for error in errors:
         if error is not None and not isinstance(error, threading.BrokenBarrierError):
             raise error

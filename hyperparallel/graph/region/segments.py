@@ -125,6 +125,7 @@ class Code:
             following = self.collectives[gap + 1 : gap + 2]
             if any(node in n.all_input_nodes for n in (*self.gaps[gap + 1], *following)):
                 return gap
+        # Not used by any node: only returned, which is behind the last start.
         return len(self.collectives) - 1
 
     def ready(self, gap: int, uses: Sequence[int]) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -159,6 +160,7 @@ def steps(
         if outline.overlaps[gap]:
             stretches.append((early, (), []))
         else:
+            # No segment before the waits on any rank: all of the gap runs behind them, in its old order.
             late = [n for n in code.gaps[gap + 1] if n in {*early, *late}]
         if waits:
             stretches.append((late, waits, []))
@@ -174,6 +176,7 @@ def steps(
         later |= {code.collectives[s].all_input_nodes[0] for _, _, more in stretches[i + 1 :] for s in more}
         later |= {n for n in ends if isinstance(n, fx.Node)}
         last = i == len(stretches) - 1
+        # Operands of the next starts in front, where `RegionStart.operand` finds them by number.
         carried = [n for n in dict.fromkeys((*values, *new, *nodes)) if isinstance(n, fx.Node) and n in later]
         out: list[End] = ends if last else [*operands, *carried]
         segment = _segment((*key, i), values, new, nodes, out, len(code.results) if last else 0, own)
@@ -201,6 +204,7 @@ def _segment(
             known[value] = place
     given = {node: ~i for i, node in enumerate(graph.nodes)}
     for node in nodes:
+        # A tie has done its work when collectives were kept: to the code it is its first operand.
         if node.target is ops.tie.default:
             known[node] = known[node.all_input_nodes[0]]
         else:
@@ -212,6 +216,7 @@ def _segment(
         if end is None:
             outs.append(None)
             continue
+        # No gradient on this rank, but on others: zeros, so that all hand out the same results.
         if isinstance(end, TensorForm):
             local = _zeros(graph, end)
         elif i < num_results:
@@ -245,6 +250,7 @@ def _result(graph: fx.Graph, node: fx.Node, local: fx.Node, copy: bool) -> fx.No
 
 def _is_new(node: fx.Node, nodes: Sequence[fx.Node], made: set[fx.Node]) -> bool:
     """Whether a result lies in memory that nothing else holds."""
+    # One of several results lies in memory of the op that made all of them.
     source = node.args[0] if node.target is operator.getitem else node
     if node in made or source not in nodes or not isinstance(source, fx.Node):
         return False
@@ -293,7 +299,9 @@ def common(codes: Mapping[int, Code], every: bool) -> Outline | str:
     for rank, outline in outlines.items():
         if outline.calls != first.calls:
             return f"rank {first_rank} uses {_listed(first)}, rank {rank} {_listed(outline)}"
+    # The earliest first use of all ranks: who needs a result later has it a little early.
     uses = tuple(map(min, zip(*(o.uses for o in outlines.values()), strict=True)))
+    # A gap gets a segment before its waits if any rank has something to do there; others run an empty one.
     rows = [code.overlaps(uses) for code in codes.values()]
     overlaps = tuple(every or any(column) for column in zip(*rows, strict=True))
     return Outline(first.calls, uses, overlaps)

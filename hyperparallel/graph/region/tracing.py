@@ -56,6 +56,7 @@ class Tracing:
         if place < len(self.calls) and self.calls[place][0] == facts:
             return self.calls[place][1]
         found = make()
+        # Another call than in the run before: what followed it then is void.
         self.calls[place:] = [(facts, found)]
         return found
 
@@ -103,6 +104,7 @@ def traced(
         lambda: _region(under, mesh, name, surrounded, tensors, in_layouts, out_layouts),
     )
     results: tuple[Tensor, ...] = _Call.apply(under.number(region), region, *tensors)  # type: ignore[no-untyped-call]
+    # The token is for the backward; the user's code gets results.
     return results[:-1]
 
 
@@ -158,6 +160,7 @@ def _region(
         local = {rank: part.results[i].shape for rank, part in parts.items()}
         shapes.append(joined_shape(outs[-1], local, what))
     key = digest(name, parts, ins, tuple(outs), wholes)
+    # Equal calls (the layers of a stack) are one region: traced once, and equal nodes for repeated blocks.
     for known in under.regions:
         if known.digest == key:
             return known
@@ -170,6 +173,7 @@ class _Call(torch.autograd.Function):
         *results, token = ops.region(list(tensors), number)
         ctx.number, ctx.region, ctx.count = number, region, len(tensors)
         ctx.save_for_backward(token)
+        # They have no gradient on any rank, and the backward op takes none for them.
         fixed = [x for i, x in enumerate(results) if i not in region.grad_results]
         ctx.mark_non_differentiable(token, *fixed)
         return (*results, token)

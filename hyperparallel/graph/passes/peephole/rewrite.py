@@ -106,6 +106,7 @@ class Rewriter:
         key = (target, str(args), str(kwargs))
         if key not in self._constants:
             sources = [a for a in _flat(args) if isinstance(a, fx.Node) and a.op == "call_function"]
+            # Behind the last constant that it is made of, else in front of the program.
             place = max(sources) if sources else next(iter(self._front), self.graph._root)
             with self.graph.inserting_after(place):
                 node = self.graph.call_function(target, args, kwargs)
@@ -121,6 +122,7 @@ class Rewriter:
         operands = node.all_input_nodes
         self.graph.erase_node(node)
         self.erased.add(node)
+        # What setup runs is no call of a step.
         self._calls -= not node.meta["constant"]
         for used in operands:
             if not used.users and used not in self.erased and _is_pure(used):
@@ -130,6 +132,7 @@ class Rewriter:
 def _describe(node: fx.Node, like: fx.Node) -> None:
     for key in ("origin", "spec"):
         if key in like.meta:
+            # What a node was noted as first stays: it may be taken in the place of several.
             node.meta.setdefault(key, like.meta[key])
 
 

@@ -53,6 +53,7 @@ def _swapped(node: Any) -> _Swapped | None:
     size = value.shape[-1]
     if high is None or low is None or upper.args[0] is not lower.args[0]:
         return None
+    # Exactly the two halves: roll by one half swaps them only then.
     if (high, low) != ((size // 2, size), (0, size - size // 2)) or size % 2:
         return None
     return _Swapped(upper.args[0], upper.args[2], negative)

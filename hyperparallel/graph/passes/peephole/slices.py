@@ -30,6 +30,7 @@ def _tiled(node: Call, edit: Rewriter) -> fx.Node | None:
     terms = _terms(node)
     padded = [term for term in terms if calls(term, aten.slice_backward.default) and only_here(term)]
     others = [term for term in terms if term not in padded]
+    # With two other terms the sum would be (a + b) + whole where it was (a + part) + b.
     if len(padded) < 2 or len(others) > 1:
         return None
     dim = _tiled_dim(padded)

@@ -81,6 +81,7 @@ def _mean_and_number(node: Call, edit: Rewriter) -> fx.Node | None:
     kind, dims = dtype(mean), mean.args[1] if len(mean.args) > 1 else None
     if isinstance(number, fx.Node) or not dims or not same_dtype(mean, mean.args[0]):
         return None
+    # A mean over a cut dim is pending, and its local form no `mean` of these sizes.
     count = _uncut_elements(mean.args[0], dims)
     if not count or kind is None:
         return None

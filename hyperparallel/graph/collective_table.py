@@ -177,6 +177,7 @@ class _Permute(CollectiveKind):
         return tuple(recv_shape)
 
     def compute(self, calls: Sequence[Call]) -> list[Tensor]:
+        # A member where nothing arrives keeps its zeros.
         results = [x.new_zeros(tuple(shape)) for x, _, shape in calls]
         for source, target in calls[0][1]:
             results[target] = calls[source][0].reshape(tuple(calls[target][2])).clone()
@@ -223,6 +224,7 @@ class _Broadcast(CollectiveKind):
         root: int, root_shape: Sequence[int],
     ) -> Tensor:  # fmt: skip
         """The sum of all members' on the root, by a reduce-scatter with a piece for it alone, else zeros."""
+        # A reduction onto one member: the other pieces are empty, so nothing else moves.
         sizes = [math.prod(root_shape) if i == root else 0 for i in range(member.count)]
         total = communicate("reduce_scatter", grad.reshape(-1), 0, sizes, "sum")
         if member.index == root:

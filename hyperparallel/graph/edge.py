@@ -85,6 +85,7 @@ class EdgeLeg:
 def legs_of(edge: Edge, rank: int) -> list[EdgeLeg]:
     """What `rank` does for an edge; of ranks that only receive, the first takes an empty flat tensor."""
     steps = edge.steps
+    # At most one exchange: a way leaves one mesh once and lands on the other.
     before = list(takewhile(lambda step: not isinstance(step, SendRecv), steps))
     between, after = steps[len(before) : len(before) + 1], steps[len(before) + 1 :]
     found = []
@@ -125,6 +126,7 @@ class _Writer:
         sizes = [[num_elements(blocks) for blocks in side.values()] for side in (sends, takes)]
         started = self._emit(communication.all_to_all_start, x, 0, sizes[0], 0, sizes[1], BETWEEN)
         received = sum(sizes[1]) * self.edge.value.itemsize
+        # While it is under way both what is sent and what is received exist; the larger is counted.
         held = max(sum(sizes[0]), sum(sizes[1])) * self.edge.value.itemsize
         self._collect(started, "send_recv", BETWEEN, received, self.edge.value.dtype, held)
         x = self._emit(communication.wait, started)

@@ -110,6 +110,7 @@ class _Trial:
         # Distinct sizes stay distinct, so that dims which merely look alike are told apart.
         used = itertools.count(5)
         self.sizes = {n: n if not small or n < 5 else next(used) for n in sizes}
+        # Sizes below 5 are kept, so a large operand may stay large.
         if any(_product(self._scaled(shape)) > _LARGEST for shape in self.shapes):
             raise ValueError("too large to try")
         generator = torch.Generator().manual_seed(seed)
@@ -125,6 +126,7 @@ class _Trial:
             raise ValueError("results differ from run to run")
         shapes = [values[n].shape for n in op.outputs if n is not None]
         if [tuple(r.shape) for r in self.results] != [self._scaled(s) for s in shapes]:
+            # A size in the arguments is global: the op would make the same shape of any piece.
             raise ValueError("results do not scale with the operands")
 
     def _scaled(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -164,6 +166,7 @@ class _Trial:
         def dims(shape: Sequence[int], cut: list[int | None], prefix: str) -> Any:
             made: list[tuple[str, ...]] = []
             for d, size in enumerate(shape):
+                # A dim of size one is no factor: it broadcasts.
                 if d in cut and size != 1:
                     made.append((names[cut.index(d)],))
                 elif size == 1:

@@ -46,6 +46,7 @@ class Transfer:
     held_bytes: int = 0
 
     def __post_init__(self) -> None:
+        # The class is frozen; what is not said follows from the axes and the bytes.
         object.__setattr__(self, "stream", self.stream or stream_of(self.axes))
         object.__setattr__(self, "held_bytes", self.held_bytes or self.num_bytes)
 
@@ -82,6 +83,7 @@ class RankProgram:
     """What local rewrites replaced (`passes/peephole/`)."""
 
     def _role(self, role: str) -> dict[str, fx.Node]:
+        # Looked up each time: a pass may have put another node in the place of a result.
         returned: Any = next(iter(reversed(self.graph.nodes))).args[0]
         pairs = zip(self.results, returned, strict=True)
         return {name: node for (r, name), node in pairs if r == role}

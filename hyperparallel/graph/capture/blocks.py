@@ -76,6 +76,7 @@ def _layer_lists(module: nn.Module, name: str, length: int) -> Iterator[Sequence
     """Lists with one entry per layer in the configurations of a container's owners."""
     pieces = name.split(".") if name else []
     for depth in range(len(pieces) + 1):
+        # "layer_types" and the like: equal modules may be told apart by the configuration alone.
         config = getattr(module.get_submodule(".".join(pieces[:depth])), "config", None)
         for value in vars(config).values() if hasattr(config, "__dict__") else ():
             if isinstance(value, (list, tuple)) and len(value) == length:
@@ -89,6 +90,7 @@ def _signature(block: nn.Module, index: int, lists: Iterable[Sequence[Any]]) -> 
             (key, None if x is None else (tuple(x.shape), x.stride(), x.dtype, x.requires_grad))
             for key, x in (*part._parameters.items(), *part._buffers.items())
         )
+        # Hooks are code: a block with another one is another block.
         hooks = tuple(
             id(hook)
             for key in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
@@ -128,6 +130,7 @@ def _plain(value: Any, index: int, key: str) -> Hashable:
             _plain(value.keywords, index, ""),
         )
     if isinstance(value, types.MethodType) and isinstance(value.__self__, nn.Module):
+        # A method bound to the block itself: its instance differs from block to block, its code does not.
         return (type(value.__self__), value.__func__.__code__)
     # Equal code does not make equal functions where a closure holds other values.
     if isinstance(value, types.FunctionType) and not value.__closure__:
@@ -204,6 +207,7 @@ def why_interleaved(graph: fx.Graph, stack: Stack) -> str:
             elif between:
                 return f"{between} runs between two blocks"
             else:
+                # Negative in the backward, so that one test of sortedness serves both.
                 order.append(-index if backward else index)
         if order != sorted(order):
             return "the blocks do not run one after the other"

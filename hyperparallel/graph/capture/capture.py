@@ -210,8 +210,10 @@ class _Task:
         device, all_moved = self.device or batch_device(self.leaves), self.device is not None
         # Tensors that a module holds outside parameters and buffers are real.
         mode = FakeTensorMode(allow_non_fake_inputs=True)
+        # Stand-ins take the place of dropped blocks when the module is copied.
         memo = {key: twin for watch in watches for key, twin in watch.stand_ins().items()}
         twin = skeleton(self.module, mode, device, all_moved, memo)
+        # `train()` on a module in training mode would wake submodules that were put in evaluation mode.
         if not self.as_is and not (self.train and self.module.training):
             twin.train(self.train)
         for watch in watches:

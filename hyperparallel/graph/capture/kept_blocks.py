@@ -50,6 +50,7 @@ def reduce_stack(stack: Stack) -> Reduction | None:
     parity.
     """
     units = len(stack.blocks) // stack.period
+    # Four are traced anyway.
     if units < 5:
         return None
     # Unit 1 is odd, so the other is even: blocks that alternate by parity in code are found to differ.
@@ -121,6 +122,7 @@ class Watch:
         return hook
 
     def _record(self, index: int, args: Any, kwargs: Any) -> _Call:
+        # A block called twice, or out of turn, is not a repeat of the one before.
         if index in self._calls or (index and index - 1 not in self._calls):
             self.doubt = f"block {index} is not called once and in order"
         tree, leaves = flatten((args, kwargs))
@@ -140,6 +142,7 @@ class Watch:
         """What a dropped block returns: its carried argument, nested as the kept blocks nest it."""
         period = self.reduction.stack.period
         call = self._record(index, args, kwargs)
+        # The same block of the period in the first two units.
         first, second = (self._calls.get(index % period + unit * period) for unit in (0, 1))
         if first is None or second is None or second.result is None:
             raise RuntimeError("a repeated block is called before the first ones")

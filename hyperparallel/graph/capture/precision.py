@@ -68,6 +68,7 @@ def without_autocast(compute: str | None, device_type: str) -> contextlib.Abstra
     if asked != compute:
         given = f"torch.autocast({device_type!r}, torch.{asked}) around a model with compute={compute!r}"
         raise UserError("autocast", given, "what the plan says", 'Plan(..., compute="bfloat16")')
+    # The program has its casts written out; autocast would add its own.
     return torch.autocast(device_type, enabled=False)
 
 

@@ -113,6 +113,7 @@ class _Stamper:
     def compare(self) -> None:
         """Check that unit b is unit a shifted, and note where each argument of a comes from."""
         mine, other = self.at[self.a], self.at[self.b]
+        # Order matters too: a copy is written in the order of unit a.
         if list(mine) != list(other):
             raise NotUniform("the middle units do not have the same nodes in the same order")
         for key, x in mine.items():
@@ -127,6 +128,7 @@ class _Stamper:
     def _relate(self, x: Any, y: Any) -> None:
         if isinstance(x, fx.Node) and isinstance(y, fx.Node):
             place = self._place_of(x, y)
+            # A node has one place, or a copy could not tell which of two it should take.
             if self.place.setdefault(x, place) is not place:
                 raise NotUniform(f"{x.name} is used in two ways")
         elif type(x) is not type(y):
@@ -175,6 +177,7 @@ class _Stamper:
             unit = self.where.get(node, (-1,))[0]
             owner = self._locate_name(name) if role in ("grad", "mutation") else None
             expected = owner[0] if owner is not None else -1
+            # A gradient summed outside of its unit would have to be summed anew for each copy.
             if unit != expected and (unit in allowed or expected in allowed):
                 raise NotUniform(f"{role} {name} is made elsewhere than where it belongs")
 

@@ -73,6 +73,7 @@ class _Flat(nn.Module):
         slot_of: dict[int, str] = {}
         names: list[str] = []
         for name, x in tensors.items():
+            # A tied tensor has one slot: in two it would be two parameters, each with a part of the gradient.
             if id(x) not in slot_of:
                 slot_of[id(x)] = slot = f"{letter}{len(names)}"
                 names.append(name)

@@ -63,6 +63,7 @@ def lift_constants(graph_module: fx.GraphModule) -> int:
         if not isinstance(tensor, Tensor):
             kind = type(tensor).__name__
             raise CaptureError(name, f"a {kind} in the graph", "a forward without higher-order ops")
+        # One call for an attribute that is read several times: it is one tensor.
         if name not in made:
             with graph.inserting_before(node):
                 made[name] = graph.call_function(Constant(tensor), ())

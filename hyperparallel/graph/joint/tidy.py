@@ -92,6 +92,7 @@ def _same_as(node: fx.Node) -> fx.Node | None:
                 return None
             source = source.args[0]
         return None
+    # A functional graph: nobody writes to either, so the copy is as good as its source.
     if node.target in _COPIES:
         return source if _unchanged(node, source) else None
     if node.target in _SAME_SHAPE_IS_SAME:
@@ -125,11 +126,13 @@ def _merge_views(node: fx.Node) -> None:
     source, shape = node.args[0], list(node.meta["val"].shape)
     assert isinstance(source, fx.Node)
     while source.target in _RESHAPES:
+        # Several views in between may go at once, as long as strides of the first allow the last shape.
         before = source.args[0]
         assert isinstance(before, fx.Node)
         if not _can_view(before.meta["val"], node.meta["val"]):
             break
         source = before
+    # `_unsafe_view` only tells autograd something; with equal names equal views are one node.
     node.target = _aten.view.default
     node.args = (source, shape)
 

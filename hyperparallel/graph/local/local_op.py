@@ -136,6 +136,7 @@ class LocalOp:
             return self.call(args)
         shapes = [None if dims is None else list(self.shape(dims)) for dims in self.rule.outputs]
         kinds = dict(dtypes or {})
+        # Decided when it runs: all ranks emit this call, and each looks whether its own piece is empty.
         call = self.emit(unless_empty, self.target, shapes, kinds, *args, **self.kwargs)
         return self.unpack(call) if _returns_many(self.target, len(self.op.outputs)) else (call,)
 

@@ -94,6 +94,7 @@ def nll_grad(
     if scores.shape[dim] == 0:
         return result
     valid, index = _targets(target, scores.shape[dim], offset, ignore)
+    # The weight of the whole batch: the forward handed it over, reduced.
     value = -grad / total if reduction == MEAN else -grad
     value = value.expand(target.shape) if weight is None else value * weight[index]
     value = torch.where(valid, value, 0.0).to(scores.dtype)

@@ -46,6 +46,7 @@ def extreme(x: torch.Tensor, dims: list[int], keep: bool, largest: bool) -> torc
         elif x.dtype.is_floating_point:
             neutral = -math.inf if largest else math.inf
         else:
+            # Integers have no infinity.
             info = torch.iinfo(x.dtype)
             neutral = info.min if largest else info.max
         gone = {d % x.ndim for d in dims}
@@ -102,6 +103,7 @@ def finite(top: torch.Tensor) -> torch.Tensor:
 def _dims(local: LocalOp, position: int | None) -> list[int]:
     """The reduced dims, counted from the front; all, if none is named."""
     ndim = len(local.rule.inputs[0])
+    # An empty list of dims means all of them, in ATen.
     dims = None if position is None else local.argument(position, "dim")
     if dims is None or (not isinstance(dims, int) and not len(dims)):
         return list(range(ndim))
@@ -183,6 +185,7 @@ def _norm(order_at: int, dims_at: int | None) -> Form:
         dims, x = _dims(local, dims_at), local.args[0]
         if local.kwargs.get("dtype") is not None:
             x = local.emit(torch.ops.aten._to_copy.default, x, dtype=local.kwargs["dtype"])
+        # The largest of largest ones: a maximum, no sum of powers.
         if math.isinf(order):
             largest = order > 0
             top = local.emit(extreme, local.emit(torch.ops.aten.abs.default, x), dims, keep, largest)

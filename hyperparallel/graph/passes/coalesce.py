@@ -33,6 +33,7 @@ def coalesce(program: RankProgram) -> RankProgram:
         # The gathers of zero=3 for the backward are joined apart: else parameters would stay for them.
         again = node.target is communication.all_gather_start and node.meta["backward"]
         block = block_of(node.meta["module"])
+        # Equal axes, and for reductions an equal op: what follows dim and sizes in the arguments.
         key = (node.target, node.args[3:], node.meta["dtype"], phase, again, block)
         groups.setdefault(key, []).append(node)
     for starts in groups.values():

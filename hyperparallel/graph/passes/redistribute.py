@@ -74,6 +74,7 @@ class Redistributor:
         finer = shape != src.shape
         if finer:
             x = self.emit(aten.reshape.default, x, list(src_layout.local_shape(shape, self.rank)))
+        # With the costs that decisions were made with: by bytes alone another way might be shorter.
         steps = reshard(src_layout, dst_layout, shape, self.value.itemsize, self.costs)
         x = self.along(x, steps, shape)
         return self.emit(aten.reshape.default, x, list(dst.local_shape(self.rank))) if finer else x
@@ -85,6 +86,7 @@ class Redistributor:
         for i, step in enumerate(steps):
             if wide and i == wide[0]:
                 x = self.emit(aten._to_copy.default, x, dtype=getattr(torch, self._reduce_dtype(step)))
+            # Between two reductions the value stays wide, so what else moves there is as wide.
             inside = wide and wide[0] <= i <= wide[-1]
             lies_in = self._reduce_dtype(steps[wide[0]]) if inside else self.value.dtype
             x = self._step(x, step, shape, lies_in)
@@ -171,6 +173,7 @@ class Redistributor:
         return self.emit(aten.slice.Tensor, x, step.dim, new.start - old.start, new.stop - old.start)
 
     def _pend(self, x: Any, step: Pend) -> Any:
+        # One member keeps the value; which one is free, the first is the same on all ranks.
         first = step.src.mesh.group(self.rank, step.axes)[0] == self.rank
         return self.emit(communication.pend, x, step.op, first)
 

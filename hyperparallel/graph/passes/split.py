@@ -101,6 +101,7 @@ class _Split:
                 given = Words(f"{node.target} in {module_of(node) or 'the model itself'}")
                 allowed = "no dropout: a part draws from a generator of its own, not as one device does"
                 raise PlanError("parts", given, allowed, "a dropout probability of 0")
+            # No parameter on the way: cheap to make again, and no gradient goes through it.
             elif found.issuperset(node.all_input_nodes):
                 found.add(node)
         return found
@@ -160,6 +161,7 @@ class _Split:
                 if used not in self.part or self.part[used] == self.part[node]:
                     continue
                 source, target, backward = self.part[used], self.part[node], is_backward(used)
+                # A gradient to a later part, an activation to an earlier one: no order of parts runs that.
                 if backward != (target < source):
                     self._refuse(used, node)
                 found[Crossing(used.name, source, target, backward)] = None
@@ -184,6 +186,7 @@ class _Split:
             place = len(results) if backward else sum(r.role == "output" for r in results)
             results[place:place] = made
         received = {self.by_name[c.value]: c for c in crossings if c.target == part}
+        # Not walked further: what was received is an input here, and what made it belongs to another part.
         needed = set(received)
         todo = [r.node for r in results] + [n for n, where in self.part.items() if where == part]
         while todo:

@@ -50,6 +50,7 @@ def _emit_steps(
     started: list[fx.Node] = []
     for place, step in enumerate(steps):
         if isinstance(step, Run):
+            # The first segment takes the operands; each later one what its collectives have brought.
             fresh = given if place == 0 else [emit(communication.wait, started[i]) for i in step.waits]
             state = emit(step.segment, state, *fresh)
         else:

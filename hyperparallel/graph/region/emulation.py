@@ -76,6 +76,7 @@ def _joined(layout: Layout, local: dict[int, Tensor], what: str) -> Tensor:
     for rank, piece in local.items():
         at = layout.slices(shape, rank)
         key = tuple((part.start, part.stop) for part in at)
+        # Every piece is held by as many ranks as there are copies; one is taken, the others are compared.
         if key not in seen:
             seen[key] = whole[at] = piece
         elif not _close(piece, seen[key]):

@@ -110,6 +110,7 @@ class LocalRegion:
         if mesh is not None and mesh.size > 1 and capture is not None:
             body = self._body(args, kwargs)
             plain = [None if isinstance(x, Tensor) else x for x in args]
+            # What the code can depend on beside tensors, to tell a call that is repeated from another one.
             facts = (self.fn, self.ins, self.outs, plain, kwargs)
             made = traced(capture, mesh, self.name, body, tensors, self.ins, self.outs, facts)
         elif self.reference is not None:
@@ -122,6 +123,7 @@ class LocalRegion:
             )
             for i, (entry, x) in enumerate(zip(self.outs, made, strict=True)):
                 check_rank(entry, x.dim(), f"result {i} of {self.name}")
+        # As `out_layouts` was written: a list gives a tuple of results, even of one.
         return made if self.many else made[0]
 
     def _emulated(self, mesh: Mesh, tensors: Sequence[Tensor], body: Any) -> tuple[Tensor, ...]:

@@ -190,6 +190,7 @@ def _tracer_kept() -> Iterator[None]:
     try:
         yield
     finally:
+        # The dict itself: hooks of the outer trace hold on to it.
         mine.clear()
         mine.update(held)
         fx_traceback.current_meta = mine

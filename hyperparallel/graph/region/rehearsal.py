@@ -106,6 +106,7 @@ def corners(mesh: Mesh, most: int = 16) -> tuple[int, ...]:
     """The first and last ranks along every axis, at most so many, in mesh order."""
     ends = [tuple(dict.fromkeys((0, n - 1))) for n in mesh.shape]
     found = itertools.islice(itertools.product(*ends), most)
+    # First and last along each axis: where code that branches on `axis_index` most often differs.
     at = {mesh.rank_at(**dict(zip(mesh.names, place, strict=True))) for place in found}
     return tuple(rank for rank in mesh.ranks if rank in at)
 
@@ -129,6 +130,7 @@ class _Assuming(Seat):
     script: list[list[tuple[int, ...]]] = field(default_factory=list)
 
     def shapes(self, call: tuple[Any, ...], axes: tuple[str, ...], x: Tensor) -> list[tuple[int, ...]]:
+        # Uneven operands on so large a mesh were refused before (`tracing.py`).
         found = [tuple(x.shape)] * len(self.members(axes))
         self.script.append(found)
         return found
@@ -145,6 +147,7 @@ class Scripted(Seat):
     """What its collectives returned."""
 
     def shapes(self, call: tuple[Any, ...], axes: tuple[str, ...], x: Tensor) -> list[tuple[int, ...]]:
+        # The sizes that all members had in rehearsal: one rank is traced alone, and cannot ask.
         return self.script[self.number]
 
     def run(self, name: str, x: Tensor, axes: tuple[str, ...], *args: Any) -> Tensor:

@@ -122,6 +122,7 @@ class MetSeat(Seat):
         """Show a thing to the whole mesh; returns what the members of the group along `axes` showed."""
         assert self.mesh is not None
         ranks = self.mesh.ranks
+        # The whole mesh meets, not the group only: a rank that calls something else is noticed at once.
         rows = self.meeting.exchange(ranks.index(self.rank), (call, thing))
         first = rows[0][0]
         for rank, (other, _) in zip(ranks, rows, strict=True):

@@ -55,6 +55,7 @@ class Segment:
         return twin
 
     def __eq__(self, other: object) -> bool:
+        # By place, not by code: in one place all ranks have equal nodes, whatever is inside.
         return isinstance(other, Segment) and other.key == self.key
 
     def __hash__(self) -> int:
@@ -120,8 +121,10 @@ class Code:
         return Outline(calls, tuple(map(self._first_use, self.collectives)))
 
     def _first_use(self, node: fx.Node) -> int:
+        # Looked for from its own start on; a collective that takes the result needs it as well.
         begin = self.numbers[node]
         for gap in range(begin, len(self.collectives)):
+            # The next start closes the gap: its operand has to be there by then.
             following = self.collectives[gap + 1 : gap + 2]
             if any(node in n.all_input_nodes for n in (*self.gaps[gap + 1], *following)):
                 return gap
@@ -131,6 +134,7 @@ class Code:
     def ready(self, gap: int, uses: Sequence[int]) -> tuple[list[fx.Node], list[fx.Node]]:
         """The nodes of a gap that run before its waits, and those that run behind them."""
         waited = {n for n in self.collectives[: gap + 1] if uses[self.numbers[n]] == gap}
+        # In order, so that what depends on a late node is found late itself.
         late: set[fx.Node] = set(waited)
         for node in self.gaps[gap + 1]:
             if any(used in late for used in node.all_input_nodes):
@@ -152,6 +156,7 @@ def steps(
     state, fresh: what comes in, in the state and as new values. It ends with the code's results, then
     `kept`. own: results must not share memory with anything that came in.
     """
+    # Nodes, the collectives waited for in front of them, and the collectives started behind them.
     stretches: list[tuple[list[fx.Node], tuple[int, ...], list[int]]] = [(code.gaps[0], (), [])]
     for gap in range(len(code.collectives)):
         stretches[-1][2].append(gap)
@@ -172,6 +177,7 @@ def steps(
     for i, (nodes, waits, starts) in enumerate(stretches):
         new: list[End] = list(fresh) if i == 0 else [code.collectives[w] for w in waits]
         operands = [code.collectives[s].all_input_nodes[0] for s in starts]
+        # What no later stretch, start or result needs is dropped from the state, and its memory freed.
         later = {n for rest, _, _ in stretches[i + 1 :] for node in rest for n in node.all_input_nodes}
         later |= {code.collectives[s].all_input_nodes[0] for _, _, more in stretches[i + 1 :] for s in more}
         later |= {n for n in ends if isinstance(n, fx.Node)}
@@ -202,6 +208,7 @@ def _segment(
         place = _placeholder(graph, value)
         if isinstance(value, fx.Node):
             known[value] = place
+    # So far the graph holds placeholders only: a value handed through is found by its number, inverted.
     given = {node: ~i for i, node in enumerate(graph.nodes)}
     for node in nodes:
         # A tie has done its work when collectives were kept: to the code it is its first operand.
@@ -276,6 +283,7 @@ def split(graph: fx.Graph, results: Sequence[fx.Node | None], grads: Sequence[fx
 ]:  # fmt: skip
     """The nodes that the results need, and those that only the gradients need, both in order."""
     first = _needed(results)
+    # What both need the forward makes, and hands over in the state.
     second = _needed(grads) - first
     calls = [n for n in graph.nodes if n.op == "call_function"]
     return [n for n in calls if n in first], [n for n in calls if n in second]

@@ -99,6 +99,7 @@ def traced(
         with under.running(tensors[0].device.type):
             return body(*local)
 
+    # Shapes alone are compared: fake tensors of two runs are never the same objects.
     region = under.call(
         (facts, [TensorForm.of(x) for x in tensors], torch.is_grad_enabled()),
         lambda: _region(under, mesh, name, surrounded, tensors, in_layouts, out_layouts),
@@ -122,6 +123,7 @@ def _region(
                 f"layout of argument {i} of {name}", str(layout), "a layout with nothing pending"
             )
     left = uneven(ins, [x.shape for x in tensors])
+    # Only corners rehearse then, and take their own sizes for those of all ranks.
     if left and mesh.size > MOST_THREADS:
         allowed = f"sizes that the axes divide, on a mesh of more than {MOST_THREADS} ranks"
         raise UserError(f"arguments of {name}", left, allowed)
@@ -137,6 +139,7 @@ def _region(
     except UserError:
         raise
     except Exception as error:
+        # Without uneven pieces it is the code's own mistake, and told as it is.
         if not left:
             raise
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

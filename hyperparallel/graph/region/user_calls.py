@@ -124,6 +124,7 @@ def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor
     split_dim, concat_dim = (_dim(here, "all_to_all", x, d) for d in (split_dim, concat_dim))
     if len(here.members(axes)) == 1:
         return x
+    # The call goes with the shapes: ranks that meet in different calls are told so.
     shapes = here.shapes(("all_to_all", axes, split_dim, concat_dim), axes, x)
     _agree(here, "all_to_all", shapes, concat_dim)
     count, index = len(shapes), here.index(axes)

@@ -59,6 +59,7 @@ class Rewriter:
     def sweep(self, table: RewriteTable) -> None:
         """Offer every node, operands before users, to the rewrites of its target."""
         for node in list(self.graph.nodes):
+            # What a rewrite returns is offered again: sums of sums fold one by one.
             while node not in self.erased and node.op == "call_function":
                 new = self._rewritten(node, table.get(node.target, ()))
                 if new is None:

@@ -92,6 +92,7 @@ def _rotated_back(node: Call, edit: Rewriter) -> fx.Node | None:
         same = whole_shape(gradient) == whole_shape(node)
         if same and not gradient.meta["constant"] and _is_table(table, found):
             lower, upper = _halves(edit, table, found.half)
+            # The roll is taken of the gradient itself: its product with the table is what is left out.
             swapped = _Swapped(gradient, found.half, found.negative)
             return _roll(node, edit, swapped, table, (upper, lower))
     return None
@@ -121,6 +122,7 @@ def _roll(
         for half, minus in zip(halves, found.negative, strict=True)
     ]
     signs = edit.constant(aten.cat.default, signed, -1)
+    # It stands for the whole table too: rewrites that follow ask for its shape and dtype.
     signs.meta["origin"] = table.meta["origin"]
     rolled = edit.call(node, aten.roll.default, found.x, [found.half], [-1], like=found.x)
     return edit.call(node, aten.mul.Tensor, rolled, signs)

@@ -76,6 +76,7 @@ def _tiled_dim(padded: list[fx.Node]) -> int | None:
     dim, size, *_ = known[0]
     at = 0
     for _, _, start, end, step in sorted(known, key=lambda r: r[2]):
+        # A gap is zeros that a concatenation lacks, an overlap a sum that it does not do.
         if start != at or step != 1:
             return None
         at = end

@@ -47,6 +47,7 @@ def _products(node: Call, edit: Rewriter) -> fx.Node | None:
     total = edit.call(node, aten.addmm.default, base, *added.args, like=base)
     first = node.args[0]
     assert isinstance(first, fx.Node)
+    # Sums of matrices as they are; else both were viewed alike, and the sum is viewed so.
     if first in (base, added):
         return total
     return edit.call(node, aten.reshape.default, total, first.args[1])

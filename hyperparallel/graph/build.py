@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from hyperparallel.cluster import Rates
-from hyperparallel.errors import CaptureError
+from hyperparallel.errors import CaptureError, UserError
 from hyperparallel.graph.capture.capture import Captured, capture, check_outputs, gradient_roots, keep_outputs
 from hyperparallel.graph.capture.extract import extract
 from hyperparallel.graph.passes.bucket import bucket
@@ -37,6 +37,7 @@ from hyperparallel.workload import Workload
 
 JointPass = Callable[[Captured], Any]
 RankPass = Callable[[RankProgram], RankProgram]
+# `overlap` is last: joined starts may stand behind readers of their results until it sorts the program.
 RANK_PASSES: tuple[RankPass, ...] = (peephole, coalesce, bucket, overlap)
 
 
@@ -98,16 +99,17 @@ def build(
 
     loss: the one result to keep and to differentiate ("" finds it: the one called "loss", or the only
     one); None keeps all results, and differentiates `grad_outputs` (by default "loss" where there is one,
-    else all). whole_outputs: those results end whole on every rank. micro_batches: how often the program
+    else all). whole_outputs: those results end replicated. micro_batches: how often the program
     runs before gradients are reduced. train, as_is, device: see `capture`. later: see `decide`.
     Raises `CaptureError` where the module cannot be captured, `PlanError`/`LayoutError` for a plan that
-    does not fit it.
+    does not fit it, `UserError` for both a loss and grad_outputs.
     """
     captured = captured_model(
         module, plan, args, kwargs,
         train=train, as_is=as_is, loss=loss, grad_outputs=grad_outputs, device=device,
         joint_passes=joint_passes,
     )  # fmt: skip
+    # A loss of "" is the only output that `captured_model` left, so `gradient_roots` finds it.
     roots = (loss,) if loss else grad_outputs
     if roots is None:
         roots = gradient_roots(list(captured.outputs))
@@ -136,6 +138,8 @@ def captured_model(
 
     Of the plan only its dtype of compute and the mesh on which regions stand are looked at.
     """
+    if loss is not None and grad_outputs is not None:
+        raise UserError("grad_outputs", list(grad_outputs), "None where a loss is named")
     captured = capture(
         module,
         tuple(args),
@@ -167,7 +171,7 @@ def decided(
 ) -> Built:
     """Extract and decide: a captured graph, of a model or of a part of one, under a plan.
 
-    whole: paths of results that end whole on every rank. edges: those of gradients that another part
+    whole: paths of results that end replicated. edges: those of gradients that another part
     takes as they lie. later: see `decide`.
     """
     workload = extract(captured)
@@ -193,6 +197,7 @@ def rules_of(captured: Captured, workload: Workload) -> dict[str, Rule]:
     targets = {n.name: n.target for n in captured.graph.nodes if n.op == "call_function"}
     rules: dict[str, Rule] = {}
     for op in workload.ops:
+        # A region is cut as it declares: to the solver all its factors are blocked.
         known = uncut(op, workload.values) if op.layouts else rule_for(op, workload.values)
         rules[op.name] = known or probe(op, workload.values, targets[op.name])
     return rules

@@ -93,6 +93,7 @@ class CollectiveKind(ABC):
     def flat(self, args: Sequence[Any]) -> list[Any]:
         """Arguments as a torch op takes them."""
         kinds = zip(args, self.arguments.values(), strict=True)
+        # The schema of a torch op knows no list of pairs: they are written one after another.
         return [[i for pair in arg for i in pair] if kind == "pairs" else _plain(arg) for arg, kind in kinds]
 
     def parsed(self, flat: Sequence[Any]) -> Call:
@@ -141,5 +142,6 @@ class ManyCollective:
     def compute(self, calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
         """Every member's results."""
         by_tensor = zip(*map(self.singles, calls), strict=True)
+        # One tensor at a time over all members, then turned: a row for each member.
         made = [self.single.compute(members) for members in by_tensor]
         return list(zip(*made, strict=True))

@@ -53,6 +53,7 @@ class _AllReduce(CollectiveKind):
         op: str,
     ) -> Tensor:  # fmt: skip
         _check_linear(self.name, op)
+        # Every member has the sum of all x, so each x gets the sum of all gradients (avg: their average).
         return communicate("all_reduce", grad, op)
 
     def misfit(self, shapes: Sequence[Shape], rows: Sequence[Call]) -> str:
@@ -77,6 +78,7 @@ class _AllGather(CollectiveKind):
         self, communicate: Communicate, grad: Tensor, shape: Shape, member: GroupMember,
         dim: int, sizes: Sequence[int],
     ) -> Tensor:  # fmt: skip
+        # Every member's result holds this operand: its gradient is the sum of theirs.
         return communicate("reduce_scatter", grad, dim, sizes, "sum")
 
     def misfit(self, shapes: Sequence[Shape], rows: Sequence[Call]) -> str:
@@ -107,6 +109,7 @@ class _ReduceScatter(CollectiveKind):
     ) -> Tensor:  # fmt: skip
         _check_linear(self.name, op)
         made = communicate("all_gather", grad, dim, sizes)
+        # Each operand went in with the weight 1/n.
         return made / len(sizes) if op == "avg" else made
 
     def misfit(self, shapes: Sequence[Shape], rows: Sequence[Call]) -> str:
@@ -147,9 +150,11 @@ class _AllToAll(CollectiveKind):
         self, communicate: Communicate, grad: Tensor, shape: Shape, member: GroupMember,
         split_dim: int, split_sizes: Sequence[int], concat_dim: int, concat_sizes: Sequence[int],
     ) -> Tensor:  # fmt: skip
+        # The transpose sends every piece back: what was joined is split, and the other way round.
         return communicate("all_to_all", grad, concat_dim, concat_sizes, split_dim, split_sizes)
 
     def misfit(self, shapes: Sequence[Shape], rows: Sequence[Call]) -> str:
+        # Joined where it was split, a dim may have another size on every member; else all cut it alike.
         split_dim, _, concat_dim, _ = rows[0]
         unlike, same_dim = _unlike(shapes, split_dim, concat_dim), split_dim == concat_dim
         if unlike:
@@ -172,13 +177,16 @@ class _Permute(CollectiveKind):
         return tuple(recv_shape)
 
     def compute(self, calls: Sequence[Call]) -> list[Tensor]:
+        # A member where nothing arrives keeps its zeros.
         results = [x.new_zeros(tuple(shape)) for x, _, shape in calls]
         for source, target in calls[0][1]:
             results[target] = calls[source][0].reshape(tuple(calls[target][2])).clone()
         return results
 
     def received(self, shape: Shape, member: GroupMember, sends: Pairs, recv_shape: Sequence[int]) -> int:
-        return math.prod(recv_shape)
+        """Nothing where no pair ends at the member, and what it sends itself crosses no link."""
+        arrives = any(target == member.index != source for source, target in sends)
+        return math.prod(recv_shape) if arrives else 0
 
     def gradient(
         self, communicate: Communicate, grad: Tensor, shape: Shape, member: GroupMember,
@@ -216,6 +224,7 @@ class _Broadcast(CollectiveKind):
         root: int, root_shape: Sequence[int],
     ) -> Tensor:  # fmt: skip
         """The sum of all members' on the root, by a reduce-scatter with a piece for it alone, else zeros."""
+        # A reduction onto one member: the other pieces are empty, so nothing else moves.
         sizes = [math.prod(root_shape) if i == root else 0 for i in range(member.count)]
         total = communicate("reduce_scatter", grad.reshape(-1), 0, sizes, "sum")
         if member.index == root:
@@ -225,7 +234,8 @@ class _Broadcast(CollectiveKind):
 
     def misfit(self, shapes: Sequence[Shape], rows: Sequence[Call]) -> str:
         root, root_shape = rows[0]
-        return "" if tuple(shapes[root]) == tuple(root_shape) else "root_shape is not the shape of the root's"
+        fits = tuple(shapes[root]) == tuple(root_shape)
+        return "" if fits else "root_shape is not the shape of the root's operand"
 
 
 def resized(shape: Sequence[int], dim: int, size: int) -> Shape:
@@ -258,6 +268,7 @@ def reduce_in_order(tensors: Sequence[Tensor], op: str) -> Tensor:
     dtype = tensors[0].dtype
     check_reduction(op, dtype)
     wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    # A copy of a single operand: the result must not be its memory.
     total = tensors[0].to(wide, copy=len(tensors) == 1)
     for tensor in tensors[1:]:  # not in place: autograd may look at a factor again
         if op in ("sum", "avg"):

@@ -73,6 +73,7 @@ NEUTRAL = {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
 
 def pend(x: torch.Tensor, op: str, keep: bool) -> torch.Tensor:
     """A whole value as this member's share of a pending reduction: `x` on one member, neutral on others."""
+    # The reduction over members is x again, whichever member keeps it.
     return x if keep else torch.full_like(x, NEUTRAL[op])
 
 
@@ -82,6 +83,7 @@ Box = tuple[tuple[int, int], ...]
 
 def pack(x: torch.Tensor, blocks: Sequence[Box]) -> torch.Tensor:
     """The elements of `x` in the given blocks, one after another, as one flat tensor."""
+    # `cat` of no tensors at all raises: a rank may have nothing to send.
     return torch.cat([x.new_empty(0), *(_block(x, block).reshape(-1) for block in blocks)])
 
 

@@ -2,9 +2,9 @@
 
 Each rank captures, solves and partitions for itself. What must come out equal on all of them is listed here,
 causes before effects, so that the first line that differs says where two ranks parted: versions and
-options, the plan, the batch, the model's ops, the layout of every op and parameter, the nodes of the
-rank's program and what its collectives move. Left out is what may differ by rank: offsets and sizes of
-pieces.
+options, the plan, the batch, the model's ops with their numbers and shapes, the layout of every op and
+parameter, the nodes of the rank's program and what its collectives move. Left out is what may differ by
+rank: values of parameters, offsets and sizes of pieces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from hyperparallel.graph.build import Built
 from hyperparallel.graph.program import RankProgram
 from hyperparallel.shard.spec import FactorCut, Spec
-from hyperparallel.workload import Op, Workload
+from hyperparallel.workload import Op, Ref, Workload
 
 Decision = tuple[str, str]
 """What a decision is about, and what was decided."""
@@ -61,10 +61,25 @@ def _of_batch(work: Workload) -> Iterator[Decision]:
 def _of_ops(built: Built) -> Iterator[Decision]:
     decided, shown = built.decisions, _Shown()
     for number, op in enumerate(built.workload.ops):
-        yield f"op {number} of the model", f"{op.target} in {op.module or 'the model itself'}"
+        yield f"op {number} of the model", _op_words(op, built.workload)
+        # After the op itself: a layout that differs because the op does is the later line.
         takes, gives = decided.operands[op.name]
         layouts = f"{shown.all(takes)} -> {shown.all(gives)}"
         yield _label(op), f"{_cuts(decided.cuts[op.name])}: {layouts}"
+
+
+def _op_words(op: Op, work: Workload) -> str:
+    """An op with all its arguments: ranks whose models differ in one number make the same program of it."""
+    given = [*map(_argument, op.args), *(f"{key}={_argument(arg)}" for key, arg in op.kwargs.items())]
+    made = [work.values[name] for name in op.outputs if name is not None]
+    forms = ", ".join(f"{value.dtype}{list(value.shape)}" for value in made)
+    return f"{op.target}({', '.join(given)}) -> {forms} in {op.module or 'the model itself'}"
+
+
+def _argument(given: Any) -> str:
+    if isinstance(given, tuple):
+        return f"[{', '.join(map(_argument, given))}]"
+    return given.name if isinstance(given, Ref) else repr(given)
 
 
 def _label(op: Op) -> str:

@@ -97,6 +97,7 @@ def _values(built: Built) -> tuple[BlockLayout, ...]:
     for op in built.workload.ops:
         _, outputs = built.decisions.operands[op.name]
         for value, spec in zip(op.outputs, outputs, strict=True):
+            # The last result of a region is the token that ties its backward to it, no value of the model.
             token = op.layouts is not None and value == op.outputs[-1]
             if value is not None and spec is not None and not op.backward and not token:
                 said = f"{op.target}, which declares it" if op.layouts else op.target

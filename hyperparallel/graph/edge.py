@@ -30,7 +30,8 @@ class Edge:
     """One value on its way between two parts. src: as `source` leaves it; dst: as `target` takes it.
 
     name: what the parts call it among their inputs and results. is_lent: it is a parameter of `source`, which
-    changes between steps only.
+    changes between steps only. reduce: the dtype that carries sums of 16-bit floats, as the plans say
+    (`Plan.reduce`).
     """
 
     name: str
@@ -41,6 +42,7 @@ class Edge:
     src: Layout
     dst: Layout
     is_lent: bool = False
+    reduce: str = "float32"
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -85,6 +87,7 @@ class EdgeLeg:
 def legs_of(edge: Edge, rank: int) -> list[EdgeLeg]:
     """What `rank` does for an edge; of ranks that only receive, the first takes an empty flat tensor."""
     steps = edge.steps
+    # At most one exchange: a way leaves one mesh once and lands on the other.
     before = list(takewhile(lambda step: not isinstance(step, SendRecv), steps))
     between, after = steps[len(before) : len(before) + 1], steps[len(before) + 1 :]
     found = []
@@ -109,20 +112,23 @@ class _Writer:
     def along(self, steps: Sequence[Step]) -> fx.Graph:
         """Steps on one mesh."""
         value = self.edge.value
-        move = Redistributor(self.rank, value, value.dtype, self._emit, self._collect)
+        move = Redistributor(self.rank, value, self.edge.reduce, self._emit, self._collect)
         self.graph.output(move.along(self.x, steps, value.shape))
         return self.graph
 
     def exchange(self, step: SendRecv) -> fx.Graph:
         """The exchange between the meshes: pieces go straight to the ranks that need them."""
         shape, x = self.edge.value.shape, self.x
+        # In the order of `ranks` on every rank: entry i of all sizes belongs to member i of the group.
         sends = {rank: list(self._blocks(step, (self.rank, rank), 2)) for rank in self.edge.ranks}
         takes = {rank: list(self._blocks(step, (rank, self.rank), 3)) for rank in self.edge.ranks}
+        # A rank that only receives sends what it was given, an empty flat tensor.
         if self.rank in step.src.mesh.ranks:
             x = self._emit(communication.pack, x, [b for blocks in sends.values() for b in blocks])
         sizes = [[num_elements(blocks) for blocks in side.values()] for side in (sends, takes)]
         started = self._emit(communication.all_to_all_start, x, 0, sizes[0], 0, sizes[1], BETWEEN)
         received = sum(sizes[1]) * self.edge.value.itemsize
+        # While it is under way both what is sent and what is received exist; the larger is counted.
         held = max(sum(sizes[0]), sum(sizes[1])) * self.edge.value.itemsize
         self._collect(started, "send_recv", BETWEEN, received, self.edge.value.dtype, held)
         x = self._emit(communication.wait, started)

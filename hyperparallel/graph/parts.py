@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from hyperparallel.errors import PlanError
+from hyperparallel.errors import PlanError, Words
 from hyperparallel.graph.build import Built, captured_model, decided, loss_of
 from hyperparallel.graph.capture.capture import Captured
 from hyperparallel.graph.capture.extract import extract
 from hyperparallel.graph.edge import Edge
 from hyperparallel.graph.passes.split import PartCut, split_parts
+from hyperparallel.graph.region.record import RegionForward
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
 from hyperparallel.shard.rules.rule import Rule
@@ -111,6 +112,7 @@ def build_parts(
     _check_alike(parts)
     captured = captured_model(module, parts[0].plan, args, kwargs, loss=loss, train=train, device=device)
     cut = split_parts(captured, [part.modules for part in parts], lenient=later)
+    _check_regions(cut, parts)
     plans = [part.plan for part in parts]
     if later:  # it need not use every parameter that the first program did
         plans = [_fewer(plan, each.params) for plan, each in zip(plans, cut.parts, strict=True)]
@@ -129,10 +131,19 @@ def _fewer(plan: Plan, names: Collection[str]) -> Plan:
 def _check_alike(parts: Sequence[Part]) -> None:
     if not parts:
         raise PlanError("parts", parts, "one or more parts")
-    for field in ("compute", "reduce"):
-        given = [getattr(part.plan, field) for part in parts]
-        if len(set(given)) > 1:
-            raise PlanError(f"parts, {field}", given, "one value for all parts: they are captured as one")
+    given = [part.plan.compute for part in parts]
+    if len(set(given)) > 1:
+        raise PlanError("parts, compute", given, "one value for all parts: they are captured as one")
+
+
+def _check_regions(cut: PartCut, parts: Sequence[Part]) -> None:
+    """Capture, which is one for all parts, laid the regions out on the mesh of the first."""
+    for number, (each, part) in enumerate(zip(cut.parts, parts, strict=True)):
+        for node in each.graph.nodes:
+            if isinstance(node.target, RegionForward) and node.target.region.mesh != part.plan.mesh:
+                given = Words(f"the region {node.target.region.name} in part {number}, on {part.plan.mesh}")
+                allowed = f"regions in parts on the mesh of the first part, {node.target.region.mesh}"
+                raise PlanError("parts", given, allowed)
 
 
 def _edges(cut: PartCut, built: Sequence[Built]) -> tuple[Edge, ...]:
@@ -142,7 +153,8 @@ def _edges(cut: PartCut, built: Sequence[Built]) -> tuple[Edge, ...]:
         src = built[c.source].decisions.outputs[c.value].layout()
         dst = built[c.target].decisions.sources[c.value].layout()
         is_lent = c.value in built[c.source].workload.params.values()
-        found.append(Edge(c.name, value, c.source, c.target, c.backward, src, dst, is_lent))
+        reduce = built[c.source].decisions.plan.reduce
+        found.append(Edge(c.name, value, c.source, c.target, c.backward, src, dst, is_lent, reduce))
     # All ranks go through the edges in one order: activations with the parts, then gradients back.
     return tuple(sorted(found, key=lambda e: (e.backward, -e.target if e.backward else e.target)))
 
@@ -153,9 +165,11 @@ def _reports(loss: str, built: Sequence[Built]) -> tuple[Edge, ...]:
     value, src = work.values[work.outputs[loss]], decisions.outputs[work.outputs[loss]].layout()
     told, found = set(src.mesh.ranks), []
     for target, each in enumerate(built):
+        # Each rank is told once: meshes may share ranks.
         missing = tuple(rank for rank in each.decisions.mesh.ranks if rank not in told)
         if missing:
             told.update(missing)
             dst = Mesh((len(missing),), ("told",), missing)()
-            found.append(Edge(loss, value, source, target, False, src, dst))
+            reduce = decisions.plan.reduce
+            found.append(Edge(loss, value, source, target, False, src, dst, reduce=reduce))
     return tuple(found)

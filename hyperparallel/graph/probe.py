@@ -80,6 +80,7 @@ def _try(op: Op, values: Mapping[str, Value], target: Callable[..., Any]) -> Rul
     for small, device in itertools.product((True, False), devices):
         # Whatever an unknown op raises on made-up data only says that this trial is no use.
         try:
+            # Trials must not move the generator: dropout of the run would change.
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 rules = [
                     _Trial(op, values, target, small, device, seed).rule() for seed in range(2)
@@ -109,6 +110,7 @@ class _Trial:
         # Distinct sizes stay distinct, so that dims which merely look alike are told apart.
         used = itertools.count(5)
         self.sizes = {n: n if not small or n < 5 else next(used) for n in sizes}
+        # Sizes below 5 are kept, so a large operand may stay large.
         if any(_product(self._scaled(shape)) > _LARGEST for shape in self.shapes):
             raise ValueError("too large to try")
         generator = torch.Generator().manual_seed(seed)
@@ -124,6 +126,7 @@ class _Trial:
             raise ValueError("results differ from run to run")
         shapes = [values[n].shape for n in op.outputs if n is not None]
         if [tuple(r.shape) for r in self.results] != [self._scaled(s) for s in shapes]:
+            # A size in the arguments is global: the op would make the same shape of any piece.
             raise ValueError("results do not scale with the operands")
 
     def _scaled(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -163,6 +166,7 @@ class _Trial:
         def dims(shape: Sequence[int], cut: list[int | None], prefix: str) -> Any:
             made: list[tuple[str, ...]] = []
             for d, size in enumerate(shape):
+                # A dim of size one is no factor: it broadcasts.
                 if d in cut and size != 1:
                     made.append((names[cut.index(d)],))
                 elif size == 1:
@@ -188,6 +192,7 @@ class _Trial:
         picks: list[Pick] = []
         outcomes: list[Outcome] = []
         for pick in itertools.islice(self._picks(), _MOST_PICKS):
+            # A dim belongs to one factor; the first pick that holds, with the fewest operands, has it.
             if len(picks) == 26 or any(
                 a is not None and a == b for old in picks for a, b in zip(old, pick, strict=True)
             ):
@@ -216,6 +221,7 @@ class _Trial:
 
     def _outcome(self, pick: Pick) -> Outcome | None:
         size = next(x.shape[d] for x, d in zip(self.operands, pick, strict=True) if d is not None)
+        # At the middle and behind the first: an op that pairs equal halves passes one of them only by chance.
         found = {self._cut(pick, size, at) for at in {size // 2, 1}}
         return found.pop() if len(found) == 1 else None
 
@@ -247,7 +253,8 @@ class _Trial:
         for i, x in enumerate(self.operands):
             if not x.is_floating_point():
                 continue
-            share = torch.rand(x.shape, dtype=torch.float32).to(x)
+            # Shares of both signs: with parts of one sign relu and abs look linear too.
+            share = torch.randn(x.shape, dtype=torch.float32).to(x)
             parts = [
                 self.run([*self.operands[:i], part, *self.operands[i + 1 :]])
                 for part in (x * share, x - x * share)

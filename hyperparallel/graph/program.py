@@ -1,10 +1,10 @@
 """One rank's program: an FX graph over plain local tensors with explicit communication.
 
-Placeholders come in the order params, buffers, inputs, tangents; results in the order outputs,
-gradients. A collective is a pair of nodes, `..._start` and `wait`; its group is written as the tuple of
-mesh axes it spans and bound to real process groups (or virtual ones) when the program is run. Nodes
-carry `meta["backward"]`, `meta["constant"]` (depends on nothing that changes between steps),
-`meta["module"]`, and collectives their `meta["transfer"]`.
+Placeholders come in the order params, buffers, inputs, tangents; results in the order gradients of
+parameters, gradients of inputs, outputs, new values of buffers. A collective is a pair of nodes, `..._start`
+and `wait`; its group is written as the tuple of mesh axes it spans and bound to real process groups (or
+virtual ones) when the program is run. Nodes carry `meta["backward"]`, `meta["constant"]` (depends on nothing
+that changes between steps), `meta["module"]`, and collectives their `meta["transfer"]`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Transfer:
     held_bytes: int = 0
 
     def __post_init__(self) -> None:
+        # The class is frozen; what is not said follows from the axes and the bytes.
         object.__setattr__(self, "stream", self.stream or stream_of(self.axes))
         object.__setattr__(self, "held_bytes", self.held_bytes or self.num_bytes)
 
@@ -82,6 +83,7 @@ class RankProgram:
     """What local rewrites replaced (`passes/peephole/`)."""
 
     def _role(self, role: str) -> dict[str, fx.Node]:
+        # Looked up each time: a pass may have put another node in the place of a result.
         returned: Any = next(iter(reversed(self.graph.nodes))).args[0]
         pairs = zip(self.results, returned, strict=True)
         return {name: node for (r, name), node in pairs if r == role}

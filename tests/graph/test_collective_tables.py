@@ -243,3 +243,10 @@ def test_a_record_prices_as_the_steps_of_a_redistribution_do() -> None:
                 for rank in range(4)
             ]
             assert max(received) == step.num_elements(shape), (name, rows)
+
+
+def test_a_permute_receives_what_others_send() -> None:
+    """Zeros for a member where no pair ends are its own, and so is what it sends itself."""
+    sends = [(0, 1), (1, 3), (2, 2)]
+    received = [KINDS["permute"].received((2, 3), GroupMember(i, 4), sends, (2, 3)) for i in range(4)]
+    assert received == [0, 6, 0, 6]

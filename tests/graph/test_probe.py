@@ -85,6 +85,12 @@ def test_operands_in_which_the_op_is_linear_are_found() -> None:
     assert found(torch.exp, r(4))[1].linear == ()
 
 
+@pytest.mark.parametrize("function", [torch.relu, torch.abs, torch.nn.functional.leaky_relu])
+def test_what_is_linear_on_parts_of_one_sign_only_is_not_linear(function: Callable[..., Any]) -> None:
+    """Summands that ranks have not added up yet may have any sign: relu(1) + relu(-1) is not relu(0)."""
+    assert found(function, r(4, 6))[1].linear == ()
+
+
 def test_one_warning_names_the_op_where_nothing_can_be_cut() -> None:
     def mixed(x: torch.Tensor) -> torch.Tensor:
         return x.flip(0).flip(1) + x.mean()

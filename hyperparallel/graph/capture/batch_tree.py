@@ -10,6 +10,7 @@ None default counts as not given.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import inspect
@@ -91,12 +92,7 @@ def _take_apart(obj: Any) -> tuple[tuple[str, ...], list[Any], Callable[..., Any
         return tuple(str(i) for i in range(len(obj))), list(obj), lambda vs: list(vs)
     if isinstance(obj, Mapping):
         names = list(obj)
-        make = cls if issubclass(cls, dict) else dict
-        return (
-            tuple(str(k) for k in names),
-            [obj[k] for k in names],
-            lambda vs: make(zip(names, vs, strict=True)),
-        )
+        return tuple(str(k) for k in names), [obj[k] for k in names], _mapping_builder(obj, names)
     if cls in pytree.SUPPORTED_NODES:
         entry = pytree.SUPPORTED_NODES[cls]
         values, context = entry.flatten_fn(obj)
@@ -107,6 +103,20 @@ def _take_apart(obj: Any) -> tuple[tuple[str, ...], list[Any], Callable[..., Any
 
 def _keyword_builder(cls: Any, fields: Sequence[str]) -> Callable[..., Any]:
     return lambda values: cls(**dict(zip(fields, values, strict=True)))
+
+
+def _mapping_builder(obj: Mapping[Any, Any], names: Sequence[Any]) -> Callable[..., Any]:
+    if type(obj) is dict or not isinstance(obj, dict):
+        return lambda values: dict(zip(names, values, strict=True))
+    empty = copy.copy(obj)  # not cls(pairs): a defaultdict takes its factory first, a Counter counts
+    empty.clear()
+
+    def build(values: Sequence[Any]) -> dict[Any, Any]:
+        made = copy.copy(empty)
+        made.update(zip(names, values, strict=True))
+        return made
+
+    return build
 
 
 def flatten(obj: Any) -> tuple[Tree, list[torch.Tensor]]:
@@ -187,9 +197,11 @@ def _named(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[st
         raise UserError("batch", str(error), f"the arguments of forward{signature}") from None
     named: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
+        # `f(x)` and `f(x, mask=None)` are one batch.
         if name not in bound or (bound[name] is None and parameter.default is None):
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
+            # The caller's order of keywords says nothing.
             named.update(sorted(bound[name].items()))
         else:
             named[name] = bound[name]
@@ -200,6 +212,7 @@ def _split_call(signature: inspect.Signature, named: Mapping[str, Any]) -> tuple
     """Positional arguments only where the signature allows nothing else."""
     args: list[Any] = []
     rest = dict(named)
+    # With extra positional arguments, those in front of them have to be positional too.
     has_varargs = any(p.kind is p.VAR_POSITIONAL and rest.get(p.name) for p in signature.parameters.values())
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:

@@ -56,14 +56,17 @@ def find_stacks(module: nn.Module) -> list[Stack]:
     stacks: list[Stack] = []
     shared = Counter(id(p) for part in module.modules() for p in part._parameters.values())
     for name, part in module.named_modules():
+        # Only outermost stacks: what repeats inside a block is copied with it.
         inside = any(not s.name or f"{name}.".startswith(f"{s.name}.") for s in stacks)
         if inside or not isinstance(part, (nn.ModuleList, nn.Sequential)) or len(part) < 2:
             continue
         blocks = tuple(part)
+        # A tied parameter would get its gradient from several blocks: they do not stand for one another.
         if any(shared[id(p)] > 1 for block in blocks for p in block.parameters()):
             continue
         lists = list(_layer_lists(module, name, len(blocks)))
         signs = tuple(_signature(b, i, lists) for i, b in enumerate(blocks))
+        # Modules without parameters (activations in a Sequential) are no blocks.
         if len(set(signs)) < len(signs) and all(any(True for _ in b.parameters()) for b in blocks):
             stacks.append(Stack(name, tuple(part._modules), blocks, signs))
     return stacks
@@ -73,6 +76,7 @@ def _layer_lists(module: nn.Module, name: str, length: int) -> Iterator[Sequence
     """Lists with one entry per layer in the configurations of a container's owners."""
     pieces = name.split(".") if name else []
     for depth in range(len(pieces) + 1):
+        # "layer_types" and the like: equal modules may be told apart by the configuration alone.
         config = getattr(module.get_submodule(".".join(pieces[:depth])), "config", None)
         for value in vars(config).values() if hasattr(config, "__dict__") else ():
             if isinstance(value, (list, tuple)) and len(value) == length:
@@ -86,6 +90,7 @@ def _signature(block: nn.Module, index: int, lists: Iterable[Sequence[Any]]) -> 
             (key, None if x is None else (tuple(x.shape), x.stride(), x.dtype, x.requires_grad))
             for key, x in (*part._parameters.items(), *part._buffers.items())
         )
+        # Hooks are code: a block with another one is another block.
         hooks = tuple(
             id(hook)
             for key in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
@@ -125,11 +130,14 @@ def _plain(value: Any, index: int, key: str) -> Hashable:
             _plain(value.keywords, index, ""),
         )
     if isinstance(value, types.MethodType) and isinstance(value.__self__, nn.Module):
+        # A method bound to the block itself: its instance differs from block to block, its code does not.
         return (type(value.__self__), value.__func__.__code__)
+    # Equal code does not make equal functions where a closure holds other values.
     if isinstance(value, types.FunctionType) and not value.__closure__:
         return (value.__code__, value.__defaults__ and repr(value.__defaults__))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return tuple((f.name, _plain(getattr(value, f.name), index, "")) for f in dataclasses.fields(value))
+    # Unknown objects are equal only if they are one.
     return id(value)
 
 
@@ -141,6 +149,7 @@ def mark_blocks(graph: fx.Graph, stacks: Sequence[Stack]) -> None:
         if node.op in ("placeholder", "output"):
             continue
         summed = node.meta.get("is_gradient_acc", False)
+        # Autograd adds a gradient where the later summand arrives: in the block of the node before.
         found = before if summed else marker.find((node.meta.get("custom") or {}).get("module", ""))
         if found is not None:
             marker.mark(node, *found)
@@ -193,10 +202,12 @@ def why_interleaved(graph: fx.Graph, stack: Stack) -> str:
                 continue
             kind, index, _ = node.meta.get("block", ("", 0, ""))
             if kind not in kinds:
+                # In front of the first block and behind the last anything may run.
                 between = between or (node.name if order else "")
             elif between:
                 return f"{between} runs between two blocks"
             else:
+                # Negative in the backward, so that one test of sortedness serves both.
                 order.append(-index if backward else index)
         if order != sorted(order):
             return "the blocks do not run one after the other"

@@ -8,7 +8,8 @@ gradients, in that order.
 
 What is baked in: shapes, Python values, devices, training mode. What is left out: objects in the
 result that hold no tensors torch knows how to find become None; in-place changes to the batch are
-not played back; a parameter that the loss does not depend on has no gradient.
+not played back; a buffer that the forward binds anew with another shape keeps its value; a parameter that
+the loss does not depend on has no gradient.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ def capture(
     task = _Task(module, call, leaves, train, as_is, grad_outputs, stacks, compute, mesh, device)
     reductions = [r for r in map(reduce_stack, task.stacks) if r is not None]
     if shorten and reductions and not strict:
+        # What stops the short way is no error yet: the whole model is traced then, and tells.
         with contextlib.suppress(NotUniform, CaptureError):
             return task.run(False, reductions)
     return task.run(strict, [])
@@ -175,9 +177,11 @@ class _Task:
             found = self._trace(strict, watches, regions)
         names = name_graph(found, self.call)
         graph = found.graph_module.graph
+        # A number kept by one block would be copied into all others.
         if lift_constants(found.graph_module) and reductions:
             raise NotUniform("tensors that are no parameters may differ from block to block")
         lift_regions(graph, regions.regions)
+        # Before blocks are marked: a written-out cast is a node of its block like any other.
         promote(graph)
         mark_blocks(graph, self.stacks)
         for watch in watches:
@@ -204,9 +208,12 @@ class _Task:
 
     def _trace(self, strict: bool | None, watches: list[Watch], regions: Tracing) -> Trace:
         device, all_moved = self.device or batch_device(self.leaves), self.device is not None
+        # Tensors that a module holds outside parameters and buffers are real.
         mode = FakeTensorMode(allow_non_fake_inputs=True)
+        # Stand-ins take the place of dropped blocks when the module is copied.
         memo = {key: twin for watch in watches for key, twin in watch.stand_ins().items()}
         twin = skeleton(self.module, mode, device, all_moved, memo)
+        # `train()` on a module in training mode would wake submodules that were put in evaluation mode.
         if not self.as_is and not (self.train and self.module.training):
             twin.train(self.train)
         for watch in watches:
@@ -230,6 +237,7 @@ class _Task:
             results = stamp(graph, reduction, results, order)
         check_order(graph)
         roles = {role: place for place, role in enumerate(("output", "mutation", "grad"))}
+        # New units' results came last; callers count on the order of the modules.
         rank = {name: place for place, name in enumerate(order)}
         results.sort(key=lambda r: (roles.get(r.role, 3), rank.get(r.name, 0)))
         output_node(graph).args = (tuple(r.node for r in results),)

@@ -61,6 +61,7 @@ def capture_error(error: BaseException, module: nn.Module) -> CaptureError:
             f'{where}, file "{frame.filename}", line {frame.lineno}, in {frame.name}: `{source}`'
         )
     text = f"{type(error).__name__}: {error}"
+    # By the words of torch's errors: the classes are private, and several routes wrap them.
     for signs, reason, instead in _REASONS:
         if any(sign in text for sign in signs):
             return CaptureError(

@@ -2,7 +2,8 @@
 
 A tuple-valued op and its `getitem`s become one `Op` with several outputs. Each value carries the name of
 the FX node that makes it, so that decisions about the workload can be looked up while the graph is
-rewritten. Dtypes become names, devices and memory formats are dropped: no decider looks at them.
+rewritten. Dtypes, devices and memory formats become text; of a device only its type, which is the same on
+all ranks.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ def _outputs(node: fx.Node) -> tuple[str | None, ...]:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return (node.name,)
+    # A result that no `getitem` takes is not used.
     results: list[str | None] = [None] * (len(value) if isinstance(value, (tuple, list)) else 0)
     for user in node.users:
         if user.target is operator.getitem and isinstance(user.meta.get("val"), torch.Tensor):
@@ -91,6 +93,8 @@ def _plain(value: Any, inputs: list[str]) -> Any:
         return tuple(_plain(item, inputs) for item in value)
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
+    if isinstance(value, torch.device):
+        return value.type  # ranks have cuda:0, cuda:1, ... and must find that they captured the same
     if value is None or isinstance(value, (bool, int, float, str, complex)):
         return value
     return str(value)

@@ -50,8 +50,10 @@ def reduce_stack(stack: Stack) -> Reduction | None:
     parity.
     """
     units = len(stack.blocks) // stack.period
+    # Four are traced anyway.
     if units < 5:
         return None
+    # Unit 1 is odd, so the other is even: blocks that alternate by parity in code are found to differ.
     other = units - 2 if units % 2 == 0 else units - 3
     return Reduction(stack, units, (0, 1, other, units - 1))
 
@@ -93,6 +95,7 @@ class Watch:
             keys = [key for key, value in vars(part).items() if is_position(key, value, index)]
             if keys:
                 watched = {key: property(self._reader(key, index)) for key in keys}
+                # A property of the class wins over the instance's attribute: reading it is seen.
                 part.__class__ = type(type(part).__name__, (type(part),), watched)
 
     def _reader(self, key: str, index: int) -> Callable[[nn.Module], int]:
@@ -104,6 +107,7 @@ class Watch:
 
     def _enter(self, index: int) -> Callable[..., None]:
         def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            # AOTAutograd runs the forward more than once; each run starts with the first block.
             if index == 0:
                 self._calls.clear()
             self._record(index, args, kwargs)
@@ -118,6 +122,7 @@ class Watch:
         return hook
 
     def _record(self, index: int, args: Any, kwargs: Any) -> _Call:
+        # A block called twice, or out of turn, is not a repeat of the one before.
         if index in self._calls or (index and index - 1 not in self._calls):
             self.doubt = f"block {index} is not called once and in order"
         tree, leaves = flatten((args, kwargs))
@@ -137,9 +142,11 @@ class Watch:
         """What a dropped block returns: its carried argument, nested as the kept blocks nest it."""
         period = self.reduction.stack.period
         call = self._record(index, args, kwargs)
+        # The same block of the period in the first two units.
         first, second = (self._calls.get(index % period + unit * period) for unit in (0, 1))
         if first is None or second is None or second.result is None:
             raise RuntimeError("a repeated block is called before the first ones")
+        # What differs between the first two calls is handed from block to block; the rest is the same object.
         carried = [i for i, x in enumerate(second.leaves) if x is not first.leaves[i]]
         assert second.result_leaves is not None
         if len(carried) != 1 or len(second.result_leaves) != 1:
@@ -172,6 +179,7 @@ def _alike(one: Tree, two: Tree) -> bool:
 
 def _hollow(module: nn.Module) -> nn.Module:
     """The same class and attributes, without parameters or buffers."""
+    # Not `type(module)(...)`: the constructor's arguments are not known, and its work not wanted.
     twin = object.__new__(type(module))
     twin.__dict__.update(module.__dict__)
     twin._parameters = dict.fromkeys(module._parameters)

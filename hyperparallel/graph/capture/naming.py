@@ -62,6 +62,7 @@ def name_graph(trace: Trace, call: CallTree) -> Names:
 
     def role_of(desc: object) -> tuple[str, str]:
         if isinstance(desc, ParamAOTInput):
+            # `_Flat` holds them as p0, p1, ...: the number is the place in `param_names`.
             return "param", trace.param_names[int(desc.target[1:])]
         if isinstance(desc, BufferAOTInput):
             return "buffer", trace.buffer_names[int(desc.target[1:])]
@@ -100,6 +101,7 @@ def _order_results(
             found["output"].append((outputs[desc.idx], _without_copy(value)))
         elif isinstance(desc, InputMutationAOTOutput):
             role, name = role_of(desc.mutated_input)
+            # In-place changes to the batch are not played back.
             if role != "input":
                 found["mutation"].append((name, value))
         elif isinstance(desc, GradAOTOutput):
@@ -109,6 +111,7 @@ def _order_results(
             raise CaptureError("module", repr(desc), "plain tensors as outputs")
     names.results = [(role, name) for role, pairs in found.items() for name, _ in pairs]
     node.args = (tuple(value for pairs in found.values() for _, value in pairs),)
+    # Its descriptors are in the old order.
     node.meta = {}
 
 

@@ -44,6 +44,7 @@ def computing(compute: str | None, device_type: str) -> Iterator[None]:
     if compute is None:
         yield
         return
+    # CUDA's autocast has the list of float32 functions itself.
     delicate = contextlib.nullcontext() if device_type == "cuda" else _InFloat32()
     with torch.autocast(device_type, getattr(torch, compute)), delicate:
         yield
@@ -67,6 +68,7 @@ def without_autocast(compute: str | None, device_type: str) -> contextlib.Abstra
     if asked != compute:
         given = f"torch.autocast({device_type!r}, torch.{asked}) around a model with compute={compute!r}"
         raise UserError("autocast", given, "what the plan says", 'Plan(..., compute="bfloat16")')
+    # The program has its casts written out; autocast would add its own.
     return torch.autocast(device_type, enabled=False)
 
 
@@ -93,6 +95,7 @@ def _wide(x: Any) -> Any:
     return x.float() if isinstance(x, Tensor) and x.dtype in LOW else x
 
 
+# The functions themselves: torch has one under several names, and not every name in every place.
 _FUNCTIONS = frozenset(
     found
     for place in (torch, Tensor, F, torch.special, torch.linalg)

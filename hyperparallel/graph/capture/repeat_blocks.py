@@ -101,6 +101,7 @@ class _Stamper:
         key, _, rest = name.removeprefix(prefix).partition(".")
         if not name.startswith(prefix) or key not in stack.keys:
             return None
+        # "=" cannot begin the local name of an op: parameters and ops of a unit share one table.
         return self._unit_key(stack.keys.index(key), f"={rest}")
 
     def _name(self, unit: int, key: Key) -> str:
@@ -112,6 +113,7 @@ class _Stamper:
     def compare(self) -> None:
         """Check that unit b is unit a shifted, and note where each argument of a comes from."""
         mine, other = self.at[self.a], self.at[self.b]
+        # Order matters too: a copy is written in the order of unit a.
         if list(mine) != list(other):
             raise NotUniform("the middle units do not have the same nodes in the same order")
         for key, x in mine.items():
@@ -126,6 +128,7 @@ class _Stamper:
     def _relate(self, x: Any, y: Any) -> None:
         if isinstance(x, fx.Node) and isinstance(y, fx.Node):
             place = self._place_of(x, y)
+            # A node has one place, or a copy could not tell which of two it should take.
             if self.place.setdefault(x, place) is not place:
                 raise NotUniform(f"{x.name} is used in two ways")
         elif type(x) is not type(y):
@@ -139,11 +142,13 @@ class _Stamper:
                 raise NotUniform(f"arguments {x} and {y} differ")
             for one, two in zip(x, y, strict=True):
                 self._relate(one, two)
+        # NaN is the one constant that differs from itself.
         elif x != y and not (x != x and y != y):
             raise NotUniform(f"constants {x} and {y} differ")
 
     def _place_of(self, x: fx.Node, y: fx.Node) -> Place:
         if x is y:
+            # A copy would have to ask whether it means the original's or its own.
             if self.where.get(x, (-1,))[0] in (self.a, self.b):
                 raise NotUniform(f"two middle units use {x.name} of one of them")
             return Place.SAME
@@ -172,6 +177,7 @@ class _Stamper:
             unit = self.where.get(node, (-1,))[0]
             owner = self._locate_name(name) if role in ("grad", "mutation") else None
             expected = owner[0] if owner is not None else -1
+            # A gradient summed outside of its unit would have to be summed anew for each copy.
             if unit != expected and (unit in allowed or expected in allowed):
                 raise NotUniform(f"{role} {name} is made elsewhere than where it belongs")
 
@@ -187,6 +193,7 @@ class _Stamper:
             for n in self.graph.nodes
             if n.op != "placeholder" or n.meta["role"][0] not in ("param", "buffer")
         )
+        # From the last to the first, each in front of the one that follows it.
         for name in reversed(names):
             if name not in known:
                 found = self._locate_name(name)
@@ -211,10 +218,12 @@ class _Stamper:
             place = self._opening(end, False)
             for unit in gap:
                 self._copy(forward, unit, place)
+        # The backward runs from the last unit to the first: copies stand in front of that of the unit below.
         for gap, start in zip(reversed(gaps), (self.b, self.a), strict=True):
             for unit in reversed(gap):
                 self._copy(backward, unit, after[start])
         self._rewire(self.a, {self.b: self.a + 1})
+        # b stood behind a, now it stands behind the last copy between them; likewise towards `last`.
         self._rewire(self.b, {self.a: self.b - 1, self.last: self.b + 1})
         self._rewire(self.last, {self.b: self.last - 1})
 

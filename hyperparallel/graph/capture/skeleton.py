@@ -52,6 +52,7 @@ def skeleton(
         for x in (*part._parameters.values(), *part._buffers.values()):
             if x is not None and id(x) not in memo:
                 memo[id(x)] = fake_tensor(mode, x, device, all_moved)
+    # `memo` says what is copied already: tensors as fakes (ties stay ties), dropped blocks as stand-ins.
     twin = copy.deepcopy(module, memo)
     for part in twin.modules():
         config = getattr(part, "config", None)

@@ -73,6 +73,7 @@ class _Flat(nn.Module):
         slot_of: dict[int, str] = {}
         names: list[str] = []
         for name, x in tensors.items():
+            # A tied tensor has one slot: in two it would be two parameters, each with a part of the gradient.
             if id(x) not in slot_of:
                 slot_of[id(x)] = slot = f"{letter}{len(names)}"
                 names.append(name)
@@ -91,11 +92,13 @@ class _Flat(nn.Module):
                 self.out_tree, found = flatten(self._call.call(module, leaves))
             for name in self.buffer_names:
                 bound, held = module.get_buffer(name), tensors[name]
+                # Written back as a copy, which AOTAutograd reports as a mutation of the buffer.
                 if bound is not held and bound.shape == held.shape:
                     held.copy_(bound)
         paths = output_paths(self.out_tree)
         wanted = self._wants_grad(paths)
         return tuple(
+            # Detached: a result that is not differentiated would get a tangent all the same.
             x.clone() if path in wanted else x.detach().clone() for path, x in zip(paths, found, strict=True)
         )
 
@@ -126,6 +129,7 @@ def trace(
             raise
         except Exception as error:
             errors.append(error)
+    # Of the direct route, whose traceback goes through the user's own lines.
     raise capture_error(errors[0], module) from errors[0]
 
 
@@ -174,7 +178,7 @@ def _compiling_flag() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_tracing(train: bool) -> Iterator[None]:
-    """Grad mode as asked, module names on nodes, and no warnings about our own way of tracing."""
+    """Grad mode as asked, no warnings about our own way of tracing, and an outer trace's notes given back."""
     before: Any = fx_traceback.current_meta.get("custom")
     log = logging.getLogger("torch._subclasses.fake_tensor")  # it repeats what our error says
     log_was_off, log.disabled = log.disabled, True

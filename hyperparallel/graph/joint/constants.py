@@ -43,7 +43,8 @@ class Constant:
 
 
 def _digest(tensor: Tensor) -> str:
-    kind = repr((tuple(tensor.shape), tensor.dtype, tensor.device)).encode()
+    # Not the device's number: every rank names an op after this, and all must find the same names.
+    kind = repr((tuple(tensor.shape), tensor.dtype, tensor.device.type)).encode()
     if tensor.is_meta:
         return hashlib.sha256(kind).hexdigest()[:12]
     flat = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
@@ -62,6 +63,7 @@ def lift_constants(graph_module: fx.GraphModule) -> int:
         if not isinstance(tensor, Tensor):
             kind = type(tensor).__name__
             raise CaptureError(name, f"a {kind} in the graph", "a forward without higher-order ops")
+        # One call for an attribute that is read several times: it is one tensor.
         if name not in made:
             with graph.inserting_before(node):
                 made[name] = graph.call_function(Constant(tensor), ())

@@ -93,12 +93,14 @@ def _set_argument(node: fx.Node, name: str, value: Any) -> None:
 def _kind(mask: torch.Tensor | None) -> MaskKind:
     if mask is None or mask.dim() < 2:
         return MaskKind.OTHER
+    # A mask of booleans says what is seen; one of numbers is added to the scores, so 0 is seen.
     seen = mask if mask.dtype is torch.bool else mask == 0
     if mask.dtype is not torch.bool and bool(((mask != 0) & (mask > -1e4)).any()):
         return MaskKind.OTHER  # a bias, not a mask
     if bool(seen.all()):
         return MaskKind.NOTHING
     queries, keys = seen.shape[-2:]
+    # Of equal numbers only: else it is convention which query sees which key.
     if queries == keys and bool((seen == torch.ones(queries, keys, dtype=torch.bool).tril()).all()):
         return MaskKind.FUTURE
     return MaskKind.OTHER
@@ -137,6 +139,7 @@ class _Constants:
             return None
         if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
             return None
+        # Computing it here would draw, and shift the numbers of the run.
         if torch.Tag.nondeterministic_seeded in target.tags:
             return None
         val = node.meta["val"]
@@ -144,6 +147,7 @@ class _Constants:
         size = _broadcast_numel([x for x in inputs if x is not None]) if pointwise else 0
         if not isinstance(val, torch.Tensor) or (size or _stored(target, val)) > _LARGEST:
             return None
+        # Element by element, a broadcast dim may be computed once, if dims correspond one to one.
         narrow = pointwise and all(
             x is None or x.dim() == val.dim() or x.dim() == 0 for x in inputs
         )
@@ -153,6 +157,7 @@ class _Constants:
             assert x is not None
             return _narrow(x) if narrow else x
 
+        # The graph may be for a device that is not here; values do not depend on it.
         kwargs = {key: value for key, value in node.kwargs.items() if key != "pin_memory"}
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
@@ -181,6 +186,7 @@ def _narrow(x: torch.Tensor) -> torch.Tensor:
 
 def _spread(x: torch.Tensor, shape: torch.Size, exact: bool) -> torch.Tensor:
     """Give `x` its full shape; a leading dim of equal slices becomes a broadcast one."""
+    # Computed in full, but maybe the same mask for every sequence of the batch.
     if not exact and x.dim() and x.shape[0] > 1 and x.stride(0) != 0:
         first = x.narrow(0, 0, 1)
         if bool((x == first).all()):

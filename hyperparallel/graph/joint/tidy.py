@@ -56,6 +56,7 @@ def tidy_graph(graph: fx.Graph) -> None:
             continue
         same = _same_as(node)
         if same is None:
+            # Before the key is made, so that views of one tensor by different ways have one key.
             _merge_views(node)
             key = _key(node)
             if key is None:
@@ -83,6 +84,7 @@ def _same_as(node: fx.Node) -> fx.Node | None:
     source = node.args[0]
     if node.target in _VIEWS:
         mine = _geometry(node)
+        # Up the views, for one that already looked like this: t(t(x)), a view there and back.
         while mine is not None:
             if _geometry(source) == mine:
                 return source
@@ -90,6 +92,7 @@ def _same_as(node: fx.Node) -> fx.Node | None:
                 return None
             source = source.args[0]
         return None
+    # A functional graph: nobody writes to either, so the copy is as good as its source.
     if node.target in _COPIES:
         return source if _unchanged(node, source) else None
     if node.target in _SAME_SHAPE_IS_SAME:
@@ -123,11 +126,13 @@ def _merge_views(node: fx.Node) -> None:
     source, shape = node.args[0], list(node.meta["val"].shape)
     assert isinstance(source, fx.Node)
     while source.target in _RESHAPES:
+        # Several views in between may go at once, as long as strides of the first allow the last shape.
         before = source.args[0]
         assert isinstance(before, fx.Node)
         if not _can_view(before.meta["val"], node.meta["val"]):
             break
         source = before
+    # `_unsafe_view` only tells autograd something; with equal names equal views are one node.
     node.target = _aten.view.default
     node.args = (source, shape)
 
@@ -145,6 +150,7 @@ def _key(node: fx.Node) -> Hashable | None:
     """What makes two nodes equal; None for nodes that must stay apart."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
+        # Two draws with equal arguments are two numbers.
         if torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
             return None
     elif getattr(target, "__module__", "") not in ("_operator", "operator"):

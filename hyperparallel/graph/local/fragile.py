@@ -32,6 +32,7 @@ def _contiguous_at(local: LocalOp, positions: tuple[int, ...]) -> tuple[Any, ...
 def _strict(*positions: int) -> Form:
     """An op that reads the operands at these positions as if they were contiguous."""
     return lambda local: local.call_guarded(
+        # Uncut operands are those of one device, and as contiguous as there.
         _contiguous_at(local, positions) if local.pieces else local.args
     )
 
@@ -56,6 +57,7 @@ def _resized(local: LocalOp) -> tuple[Any, ...]:
 FORMS: dict[str, Form] = {
     **dict.fromkeys(pooling.RULES, LocalOp.call_guarded),
     **dict.fromkeys(attention.RULES, _attention),
+    # After the line for all of pooling: these also have a size in their arguments.
     **{name: _resized for name in pooling.RULES if "upsample" in name and "backward" in name},
     "aten.max_pool2d_with_indices": _indexed,
     **dict.fromkeys(

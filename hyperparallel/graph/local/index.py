@@ -27,9 +27,11 @@ def _within(index: torch.Tensor, offset: int, size: int) -> tuple[torch.Tensor, 
 
 def embedding_piece(table: torch.Tensor, index: torch.Tensor, offset: int) -> torch.Tensor:
     """Rows of a table of which this rank holds those from `offset` on; 0 for the others."""
+    # A kernel may not look up row 0 of an empty piece.
     if table.shape[0] == 0:
         return table.new_zeros((*index.shape, table.shape[1]))
     rows, outside = _within(index, offset, table.shape[0])
+    # Without padding_idx, which changes gradients only; those have a form of their own.
     found: torch.Tensor = aten.embedding.default(table, rows)
     return found.masked_fill_(outside.unsqueeze(-1), 0)
 
@@ -47,6 +49,7 @@ def embedding_grad_piece(
     Rows of others and the padding row go to one more row, which ATen is told to skip.
     """
     here = index - offset
+    # Rows of the padding index have no gradient on any rank; the number is global.
     skipped = (here < 0) | (here >= rows) | (index == padding)
     here = here.masked_fill(skipped, rows)
     grads: torch.Tensor = aten.embedding_dense_backward.default(
@@ -82,6 +85,7 @@ def scatter_add_piece(
     if table.shape[dim] == 0:
         return table.clone()
     rows, outside = _within(index, offset, table.shape[dim])
+    # What falls outside is added to row 0 as zeros.
     return table.scatter_add(dim, rows, source.masked_fill(outside, 0))
 
 
@@ -153,6 +157,7 @@ def _index_put(local: LocalOp) -> tuple[Any, ...]:
 
 
 def _once(local: LocalOp, table: Any) -> Any:
+    # A cut index leaves a pending sum: of n ranks that all added the table, the sum would have it n times.
     lost = local.lost()
     return local.emit(only_if, table, local.first(lost)) if lost else table
 

@@ -1,11 +1,11 @@
 """One op as one rank runs it: rule, local arguments, and the piece it holds of each cut factor.
 
-A special local form (the `local_*` files) is a function `LocalOp -> tuple of results`. It emits
+A special local form (the other files of this folder) is a function `LocalOp -> tuple of results`. It emits
 calls through `emit`, which makes an FX node while a program is partitioned and runs the call at
 once in tests, and communicates only through `reduce`. All ranks emit the same calls; arguments may
 differ by rank.
 
-Results lack a cut factor in one of two ways: a factor of `rule.inside` leaves them whole, since the
+Results lack a cut factor in one of two ways: a factor of `rule.inside` leaves them replicated, since the
 local form reduced them; any other leaves a pending `rule.reduce`.
 """
 
@@ -98,7 +98,7 @@ class LocalOp:
         return self.kwargs.get(name, default)
 
     def with_argument(self, position: int, value: Any) -> tuple[Any, ...]:
-        """The positional arguments with one replaced."""
+        """The positional arguments with one replaced, or added where they end."""
         return (*self.args[:position], value, *self.args[position + 1 :])
 
     def reduce_over(self, x: Any, how: str, factors: Iterable[str], parts: int = 1) -> Any:
@@ -131,10 +131,12 @@ class LocalOp:
         dtypes: of results unlike the operands, by number; None for single precision at least.
         """
         args = self.args if args is None else args
+        # Whole operands are what the kernel was captured with: if empty, they were so on one device too.
         if not self.pieces:
             return self.call(args)
         shapes = [None if dims is None else list(self.shape(dims)) for dims in self.rule.outputs]
         kinds = dict(dtypes or {})
+        # Decided when it runs: all ranks emit this call, and each looks whether its own piece is empty.
         call = self.emit(unless_empty, self.target, shapes, kinds, *args, **self.kwargs)
         return self.unpack(call) if _returns_many(self.target, len(self.op.outputs)) else (call,)
 
@@ -151,6 +153,7 @@ class LocalOp:
         if not any(factor in self.pieces for dim in dims for factor in dim):
             return whole
         flat = [factor for dim in dims for factor in dim]
+        # A cut factor inside a merged dim is a strided piece of it: apart it is a slice of its own dim.
         merged = any(len(dim) > 1 for dim in dims)
         if merged:
             whole = self.emit(aten.reshape.default, whole, [self.rule.sizes[f] for f in flat])
@@ -196,6 +199,7 @@ def unless_empty(
     if all(x.numel() for x in first):
         return target(*args, **kwargs)
     own = first[0].dtype
+    # As kernels keep statistics (log-sum-exp): float32 of 16 bits, float64 of float64.
     wide = torch.promote_types(own, torch.float32)
     results = tuple(
         None if shape is None else first[0].new_zeros(shape, dtype=dtypes.get(i, own) or wide)

@@ -16,8 +16,8 @@ from hyperparallel.graph.local.local_op import LocalOp
 
 LocalForm = Callable[[LocalOp], tuple[Any, ...]]
 
-_ROOMS = (view, matmul, reduction, softmax, loss, index, random, fragile)
-_TABLE: dict[str, LocalForm] = {name: form for room in _ROOMS for name, form in room.FORMS.items()}
+_FAMILIES = (view, matmul, reduction, softmax, loss, index, random, fragile)
+_TABLE: dict[str, LocalForm] = {name: form for family in _FAMILIES for name, form in family.FORMS.items()}
 
 
 def localise(local: LocalOp) -> tuple[Any, ...]:
@@ -41,6 +41,7 @@ def register_local_form(target: str, form: LocalForm) -> None:
 def _find(target: str) -> LocalForm | None:
     form = _TABLE.get(target)
     if form is None:
+        # An overload first, then the op, then the op that an in-place one is the twin of.
         base = target.rpartition(".")[0]
         form = _TABLE.get(base) or _TABLE.get(base.removesuffix("_"))
     return form

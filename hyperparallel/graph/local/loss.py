@@ -44,6 +44,7 @@ def nll_rows(
         return nothing, nothing
     valid, index = _targets(target, scores.shape[dim], offset, ignore)
     weights = torch.ones_like(index, dtype=scores.dtype) if weight is None else weight[index]
+    # Summed over ranks, each row counts once: its target is valid in one piece of the classes.
     weights = torch.where(valid, weights, 0.0)
     picked = scores.gather(dim, index.unsqueeze(dim)).squeeze(dim)
     return torch.where(valid, -picked * weights, 0.0), weights
@@ -93,6 +94,7 @@ def nll_grad(
     if scores.shape[dim] == 0:
         return result
     valid, index = _targets(target, scores.shape[dim], offset, ignore)
+    # The weight of the whole batch: the forward handed it over, reduced.
     value = -grad / total if reduction == MEAN else -grad
     value = value.expand(target.shape) if weight is None else value * weight[index]
     value = torch.where(valid, value, 0.0).to(scores.dtype)
@@ -108,8 +110,10 @@ def _nll(local: LocalOp) -> tuple[Any, ...]:
     if reduction == NONE:
         found = local.reduce_over(local.emit(nll_losses, *every), "sum", ("c",))
         losses = local.emit(like, found, scores)
+        # ATen gives a total of 0 where nothing is reduced.
         total = local.emit(torch.ops.aten.new_zeros.default, scores, [])
     else:
+        # Both sums as one tensor, one message: at this size only latency counts.
         sums = local.reduce_over(local.emit(nll_sums, *every), "sum", local.pieces, parts=2)
         select = torch.ops.aten.select.int
         total = local.emit(select, sums, 0, 1)
@@ -133,17 +137,12 @@ def _mean(reduction_at: int) -> Form:
         if not local.pieces or local.argument(reduction_at, "reduction", MEAN) != MEAN:
             return local.call()
         at = 1 if "backward" in local.op.target else 0
+        # A mean of local means would weigh uneven pieces alike.
         count = prod(local.global_shape(local.rule.inputs[at]))
-        (total,) = local.call(_with_sum(local, reduction_at), _no_reduction(local))
+        (total,) = local.call(local.with_argument(reduction_at, SUM), _no_reduction(local))
         return (local.emit(torch.ops.aten.div.Scalar, total, count),)
 
     return form
-
-
-def _with_sum(local: LocalOp, at: int) -> tuple[Any, ...]:
-    if at < len(local.args):
-        return local.with_argument(at, SUM)
-    return (*local.args, SUM) if at == len(local.args) else local.args
 
 
 def _no_reduction(local: LocalOp) -> dict[str, Any]:

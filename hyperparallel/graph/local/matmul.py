@@ -19,6 +19,7 @@ def _added(local: LocalOp) -> tuple[Any, ...]:
     lost = local.lost()
     if not lost:
         return local.call()
+    # Not a bias of zeros: times beta 0, ATen does not even look at it (NaN in it would not count).
     beta = local.kwargs.get("beta", 1) if local.first(lost) else 0
     return local.call(kwargs={**local.kwargs, "beta": beta})
 
@@ -50,7 +51,9 @@ def _convolution_backward(local: LocalOp) -> tuple[Any, ...]:
         return local.call()
     args = list(local.args)
     if args[3] is not None:
+        # As many as the output channels of the local gradient.
         args[3] = [local.shape(local.rule.inputs[0])[1]]
+    # Cut groups are cut channels: the kernel finds as many groups as its channels make.
     args[9] = _groups(local, args[9])
     results = local.call_guarded(tuple(args))
     if results[2] is not None and "c" in local.pieces:

@@ -25,7 +25,8 @@ def stand_in(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
     Kernels draw in memory order, so a transposed operand must stay transposed.
     """
-    strides = x.stride()
+    # Kernels draw into an `empty_like`; where x is expanded (strides of 0), torch alone knows its order.
+    strides = torch.empty_like(x).stride()
     order = sorted(range(x.ndim), key=lambda d: (-strides[d], d))
     return x.new_empty([shape[d] for d in order]).permute([order.index(d) for d in range(x.ndim)])
 
@@ -49,13 +50,16 @@ def _dropout(local: LocalOp) -> tuple[Any, ...]:
     x, p, train = local.args
     if not local.pieces:
         return local.call()
+    # Nothing is drawn, so nothing has to be drawn for the whole.
     if train is False:
         mask = local.emit(aten.ones_like.default, x, dtype=torch.bool)
         return local.emit(aten.clone.default, x), mask
     whole = local.emit(stand_in, x, local.global_shape(local.output_dims()))
     drawn = local.emit(local.target, whole, p, train)
     mask = local.keep_piece(local.emit(operator.getitem, drawn, 1))
+    # As ATen does: everything dropped is 0, not 0 / 0.
     scale = 0.0 if p == 1 else 1.0 / (1.0 - p)
+    # grad * mask * scale, which is also what the forward does with its operand.
     return local.emit(aten.native_dropout_backward.default, x, mask, scale), mask
 
 

@@ -2,7 +2,7 @@
 
 A mean is a pending sum of local means, each weighted by its share of the elements. A maximum starts
 from the lowest number, so that an empty piece does not count. Variance, norms and log-sum-exp
-exchange their sums and are whole on every rank; sums of 16-bit floats are kept and exchanged in float32.
+exchange their sums and are replicated; sums of 16-bit floats are kept and exchanged in float32.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def mean_share(
     x: torch.Tensor, dims: list[int], keep: bool, dtype: torch.dtype | None, share: float
 ) -> torch.Tensor:
     """The mean of a piece times its share of all elements; an empty piece adds nothing."""
+    # The mean of nothing is NaN, and NaN * 0 is NaN.
     if share == 0:
         return x.sum(dims, keepdim=keep, dtype=dtype)
     return x.mean(dims, keepdim=keep, dtype=dtype) * share
@@ -45,6 +46,7 @@ def extreme(x: torch.Tensor, dims: list[int], keep: bool, largest: bool) -> torc
         elif x.dtype.is_floating_point:
             neutral = -math.inf if largest else math.inf
         else:
+            # Integers have no infinity.
             info = torch.iinfo(x.dtype)
             neutral = info.min if largest else info.max
         gone = {d % x.ndim for d in dims}
@@ -65,12 +67,14 @@ def squares(x: torch.Tensor, mean: torch.Tensor, dims: list[int]) -> torch.Tenso
 
 def variance(total: torch.Tensor, freedom: float, root: bool) -> torch.Tensor:
     """Variance (or its root) from a sum of squares and the degrees of freedom."""
+    # No degree of freedom: a division by zero, which gives inf or NaN as ATen does.
     variance = total / max(freedom, 0.0)
     return variance.sqrt() if root else variance
 
 
 def powers(x: torch.Tensor, order: float, dims: list[int], keep: bool) -> torch.Tensor:
     """The sum of |x|^order (how many are not zero, for order 0)."""
+    # pow(0) would count zeros too (0 ** 0 is 1).
     size = (x != 0).to(x.dtype) if order == 0 else x.abs() if order == 1 else x.abs().pow(order)
     return size.sum(dims, keepdim=keep)
 
@@ -99,6 +103,7 @@ def finite(top: torch.Tensor) -> torch.Tensor:
 def _dims(local: LocalOp, position: int | None) -> list[int]:
     """The reduced dims, counted from the front; all, if none is named."""
     ndim = len(local.rule.inputs[0])
+    # An empty list of dims means all of them, in ATen.
     dims = None if position is None else local.argument(position, "dim")
     if dims is None or (not isinstance(dims, int) and not len(dims)):
         return list(range(ndim))
@@ -152,9 +157,11 @@ def _variance(dims_at: int | None, corrected: bool, root: bool) -> Form:
             at = 1 if dims_at is None else 2
             correction = float(local.argument(at, "unbiased", True))
             keep = dims_at is not None and bool(local.argument(3, "keepdim", False))
+        # Degrees of freedom are of the whole: the correction is subtracted once, not once a rank.
         _, count = _counts(local, dims)
         x = local.emit(wide, local.args[0])
         sums = local.emit(torch.ops.aten.sum.dim_IntList, x, dims, True)
+        # Two exchanges: squares are taken around the mean of all (E[x^2] - E[x]^2 would cancel).
         mean = local.emit(mean_of, local.reduce_over(sums, "sum", lost), count)
         total = local.reduce_over(local.emit(squares, x, mean, dims), "sum", lost)
         results = [local.emit(variance, total, count - correction, root), mean][: len(local.op.outputs)]
@@ -178,6 +185,7 @@ def _norm(order_at: int, dims_at: int | None) -> Form:
         dims, x = _dims(local, dims_at), local.args[0]
         if local.kwargs.get("dtype") is not None:
             x = local.emit(torch.ops.aten._to_copy.default, x, dtype=local.kwargs["dtype"])
+        # The largest of largest ones: a maximum, no sum of powers.
         if math.isinf(order):
             largest = order > 0
             top = local.emit(extreme, local.emit(torch.ops.aten.abs.default, x), dims, keep, largest)
@@ -195,6 +203,7 @@ def _log_sum_exp(local: LocalOp) -> tuple[Any, ...]:
         return local.call()
     dims, x = _dims(local, 1), local.emit(wide, local.args[0])
     keep = bool(local.argument(2, "keepdim", False))
+    # exp(x - top) cannot overflow; every rank must subtract the same top for the sums to add up.
     top = local.reduce_over(local.emit(extreme, x, dims, True, True), "max", lost)
     total = local.reduce_over(local.emit(exponentials, x, top, dims), "sum", lost)
     return (local.emit(like, local.emit(logarithm, total, top, dims, keep), local.args[0]),)

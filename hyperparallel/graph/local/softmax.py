@@ -25,6 +25,7 @@ def row_maximum(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 def row_sum(x: torch.Tensor, top: torch.Tensor, dim: int) -> torch.Tensor:
     """The sum of exp(x - top) along `dim`, kept."""
+    # In place: x - top is new.
     return (wide(x) - top).exp_().sum(dim, keepdim=True)
 
 
@@ -53,6 +54,7 @@ def log_softmax_grad(
     grad: torch.Tensor, out: torch.Tensor, total: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """grad - softmax * (sum of grad along the row)."""
+    # In place on what exp has made; `grad` and `out` are not written to.
     return wide(out).exp().mul_(-total).add_(wide(grad)).to(dtype)
 
 
@@ -90,6 +92,7 @@ def _forward(piece: Callable[..., torch.Tensor], safe: bool = False) -> Form:
             dtype = torch.float32
         top = local.reduce(local.emit(row_maximum, x, dim), "max", factor)
         if safe:
+            # A row of -inf throughout: -inf - -inf is NaN, -inf - 0 stays -inf, and its exp is 0.
             top = local.emit(finite, top)
         total = local.reduce(local.emit(row_sum, x, top, dim), "sum", factor)
         return (local.emit(piece, x, top, total, dtype),)

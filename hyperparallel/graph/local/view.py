@@ -43,6 +43,7 @@ def _part(local: LocalOp, parts: tuple[str, ...], start: int) -> tuple[int, int]
     if len(parts) != 2 or parts[1] not in local.pieces:
         return None
     size = local.size(parts[1])
+    # The part number stays, its width is the local one: q, k, v of a fused projection keep their order.
     first = start // local.rule.sizes[parts[1]] * size
     return first, first + size
 
@@ -50,6 +51,7 @@ def _part(local: LocalOp, parts: tuple[str, ...], start: int) -> tuple[int, int]
 def _slice(local: LocalOp) -> tuple[Any, ...]:
     dims = local.rule.inputs[0]
     dim = local.argument(1, "dim", 0) % len(dims)
+    # Start and end count in the whole tensor, and may be negative or beyond it.
     whole = local.global_shape(dims)[dim]
     start, _ = bounds(whole, local.argument(2, "start"), local.argument(3, "end"))
     part = _part(local, dims[dim], start)
@@ -85,6 +87,7 @@ def _repeat(local: LocalOp) -> tuple[Any, ...]:
     if not local.pieces:
         return local.call()
     given = local.argument(1, "repeats")
+    # The repeats of a dim are a factor: cut, this rank makes only some of the copies.
     repeats = [local.size(f"r{i}") if n != 1 else 1 for i, n in enumerate(given)]
     return local.call((local.args[0], repeats), {})
 
@@ -103,6 +106,7 @@ def _arange(local: LocalOp) -> tuple[Any, ...]:
         return local.call()
     args = local.args
     start, end, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
+    # Rounding of start + i * step depends on i: a piece that starts elsewhere would differ in the last bit.
     if not all(isinstance(x, int) for x in (start, end, step)):
         return (local.keep_piece(local.call()[0]),)
     (piece,) = local.pieces.values()
@@ -130,6 +134,7 @@ def _triangle(local: LocalOp) -> tuple[Any, ...]:
     """tril, triu: the diagonal moves with the offsets of the piece."""
     if not local.pieces:
         return local.call()
+    # Element (i, j) of the piece is (i + rows, j + columns) of the whole.
     rows, columns = (local.offset(dim[0]) if dim else 0 for dim in local.rule.inputs[0][-2:])
     return local.call((local.args[0], local.argument(1, "diagonal", 0) + rows - columns), {})
 

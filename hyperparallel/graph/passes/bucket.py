@@ -51,15 +51,18 @@ def bucket(program: RankProgram) -> RankProgram:
     alike: dict[Any, list[fx.Node]] = {}
     for node in program.graph.nodes:
         if node.target is communication.all_reduce_start and "dtype" in node.meta:
+            # Where forward and backward run apart, one message can't hold tensors of both.
             phase = not program.joint and node.meta["backward"]
             key = (node.args[1], node.args[2], node.meta["dtype"], node.meta["constant"], phase)
             alike.setdefault(key, []).append(node)
     for (_, axes, *_), starts in alike.items():
+        # By when operands are made, not by where the starts stand: a message waits for its last operand.
         starts.sort(key=lambda start: order[origin(start.all_input_nodes[0])])
         total = sum(_bytes(start) for start in starts if is_handed_out(start))
         for one in _buckets(starts, order, program.rates.message_bytes(axes, total)):
             if len(one.starts) > 1:
                 modules = {start.meta["module"] for start in one.starts}
+                # Where all operands exist; `starts` is sorted by operands, so its last may stand earlier.
                 last = max(one.starts, key=order.__getitem__)
                 join_starts(program.graph, one.starts, last, modules.pop() if len(modules) == 1 else "")
     return program
@@ -74,11 +77,13 @@ def _buckets(starts: Sequence[fx.Node], order: dict[fx.Node, int], most: float) 
     done = []
     for start in starts:
         made, size = order[origin(start.all_input_nodes[0])], _bytes(start)
+        # Made before the first use: else the message would wait for what itself makes possible (a deadlock).
         fits = waited_for.num_bytes + size <= SMALL_BYTES and made < waited_for.first_use
         if is_handed_out(start):
             if waited_for.starts and fits:
                 waited_for.add(start, math.inf)
                 continue
+            # Empty buckets may come out of this: `bucket` joins none of fewer than two.
             if handed_out.num_bytes + size > most:
                 done.append(handed_out)
                 handed_out = _Bucket()

@@ -30,8 +30,10 @@ def coalesce(program: RankProgram) -> RankProgram:
         if not _joinable(node):
             continue
         phase = not program.joint and node.meta["backward"]
+        # The gathers of zero=3 for the backward are joined apart: else parameters would stay for them.
         again = node.target is communication.all_gather_start and node.meta["backward"]
         block = block_of(node.meta["module"])
+        # Equal axes, and for reductions an equal op: what follows dim and sizes in the arguments.
         key = (node.target, node.args[3:], node.meta["dtype"], phase, again, block)
         groups.setdefault(key, []).append(node)
     for starts in groups.values():
@@ -64,6 +66,7 @@ def block_of(module: str) -> str:
 def _joinable(node: fx.Node) -> bool:
     if node.target not in JOINED or node.meta["constant"] or "dtype" not in node.meta:
         return False
+    # The embedding and the head have no block of parameters to travel with.
     if not block_of(node.meta["module"]):
         return False
     if node.target is communication.all_gather_start:
@@ -76,6 +79,7 @@ def _move_chain(start: fx.Node, target: fx.Node) -> None:
     chain, todo = [], list(start.all_input_nodes)
     while todo:
         node = todo.pop()
+        # `<` is the order of the program: what stands in front of the target already may stay there.
         if node.op == "call_function" and target < node:
             chain.append(node)
             todo.extend(node.all_input_nodes)

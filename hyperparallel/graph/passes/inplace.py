@@ -23,7 +23,6 @@ from hyperparallel.shard.rules.rule import UNKNOWN, OpFacts
 from hyperparallel.shard.rules.table import facts_of
 
 _REDUCTIONS = (communication.all_reduce_start, communication.all_reduce_many_start)
-
 _FOREIGN = object()
 """Stands for memory that must not be written to: not ours, or read at several places at once."""
 
@@ -67,6 +66,7 @@ class _Memory:
         last_use: dict[fx.Node, float] = {}
         for i, node in enumerate(nodes):
             last_use.update(dict.fromkeys(node.all_input_nodes, i))
+        # What is handed on is read outside of this stage, at any time.
         last_use.update(dict.fromkeys(self.kept, math.inf))
         self.last_read: dict[Any, float] = {}
         for i, node in enumerate(nodes):
@@ -93,21 +93,26 @@ class _Memory:
         facts = _facts(node)
         if facts.fresh:
             return {node}
+        # May be any operand's memory: what keeps one of its blocks alive keeps all.
         shared = set().union(*(self.blocks[used] for used in node.all_input_nodes))
         if node in self.reduced or (node.target is communication.wait and node.args[0] in self.reduced):
             return shared
+        # A view may repeat elements (expand): a write to one would hit others.
         return shared if facts.same_elements else {node, _FOREIGN, *shared}
 
     def may_write(self, node: fx.Node, position: int, now: int) -> bool:
         """Whether the operand at `position` is ours, dead after `node`, and like its result."""
+        # With a second operand in front, keywords would be wrong: in a + alpha * b, alpha belongs to b.
         if position >= len(node.args) or (position and node.kwargs):
             return False
         operand = node.args[position]
+        # Written over a transposed operand, what is handed on would have the strides of that view.
         if not isinstance(operand, fx.Node) or (node in self.kept and _facts(operand).same_elements):
             return False
         mine = self.blocks[operand]
         if _FOREIGN in mine or any(self.last_read[block] > now for block in mine):
             return False
+        # x * t(x) written over x would read what it has written.
         others = [a for i, a in enumerate(node.args) if i != position and isinstance(a, fx.Node)]
         if any(mine & self.blocks[other] for other in others):
             return False

@@ -54,7 +54,9 @@ class _Order:
         position = {node: i for i, node in enumerate(self.nodes)}
         starts = starts_of(program.graph)
         self.waits = {w for start in starts for w in (*start.users, *results_of(start))}
+        # Setup runs once and before all else: its gathers have nothing to overlap with.
         fetches = [s for s in starts if is_fetch(s) and not s.meta["constant"]]
+        # Behind everything: the use of what is only returned.
         last = len(position)
         self.first_use = {s: min((position.get(r, last) for r in _readers(s)), default=last) for s in fetches}
         self.upcoming = deque(sorted(fetches, key=self.first_use.__getitem__))
@@ -66,6 +68,7 @@ class _Order:
         self.kept: dict[fx.Node, set[fx.Node]] = {}
         """Fetches whose results are kept for readers ahead that have no fetch of their own any more."""
         budget = program.in_flight_bytes
+        # Without a budget, as much may be under way as the largest fetch holds: that much is needed anyway.
         self.fetch_budget = max(map(_held, fetches), default=0) if budget is None else budget
         self.store_budget = STORES * max(map(_held, self.stores), default=0) if budget is None else budget
         self.latest: dict[Any, fx.Node] = {}  # what was fetched last -> its result
@@ -101,10 +104,13 @@ class _Order:
                 self.stored.pop(used, None)
         if node in self.stores:
             self.stored[node] = None
+            # Nothing fits beside it, so nothing is gained by leaving it under way.
             if _held(node) > self.store_budget:
                 self._finish(node)
+        # What was kept is in use again at its first late reader, and no longer held ahead of need.
         self.kept = {start: wanted for start, wanted in self.kept.items() if node not in wanted}
         for start in self.followers.get(node, ()):
+            # A start of many has many operands: it goes behind the last, with the casts between.
             if all(self._is_there(origin(used)) for used in start.all_input_nodes):
                 self.place(start)
 
@@ -117,6 +123,7 @@ class _Order:
             if ready:
                 found.setdefault(used)
             elif used.op == "call_function" and used not in self.placed and used not in found:
+                # Popped again when all it needs is listed: depth first, without Python's recursion limit.
                 todo.append((used, True))
                 todo.extend((before, False) for before in used.all_input_nodes)
         return list(found)
@@ -143,6 +150,7 @@ class _Order:
                 if self._take_what_is_there(start, node, needed or fits):
                     self.upcoming.popleft()
                     continue
+                # Not a later one instead, though it may fit: fetches start in the order of their first use.
                 if not needed and not (fits and self._is_ready(start)):
                     return
                 self.place(start)
@@ -157,6 +165,7 @@ class _Order:
             node = todo.pop()
             if node.target is communication.wait and node.args[0] not in self.placed:
                 return False
+            # A cast or a view of a parameter is done on the way; a wait for something not started is not.
             todo += node.all_input_nodes if node not in self.placed else []
         return True
 
@@ -168,11 +177,13 @@ class _Order:
         """
         there = [self.latest.get(part) for part in parts_of(start)]
         others = {_start_of(x) for x in there if x is not None}
+        # With no reader ahead the earlier result is dead by now; to keep it would cost its bytes in between.
         ahead = [_readers(other) - self.placed for other in others]
         if not self.joint or None in there or not all(ahead):
             return False
         if not (may_keep or others.issubset(self.fetched) or all(left <= {node} for left in ahead)):
             return False
+        # Noted before its readers move over: those are the ones that it is kept for.
         self.kept.update(dict.fromkeys(others, _readers(start)))
         results = results_of(start)
         for mine, other in zip(results, there, strict=True):

@@ -43,6 +43,7 @@ def is_fetch(start: fx.Node) -> bool:
     todo = list(start.all_input_nodes)
     while todo:
         node = todo.pop()
+        # What lies in another tier stays there when it is fetched; on the device it was just made.
         if node.target is communication.wait:
             if node.all_input_nodes[0].meta["transfer"].tier == "device":
                 return False
@@ -58,6 +59,7 @@ def is_view(node: fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     returned = node.target._schema.returns
+    # The schema tells: a view declares that its result aliases an operand. `_unsafe_view` does so undeclared.
     shares = bool(returned) and returned[0].alias_info is not None
     return shares or node.target is torch.ops.aten._unsafe_view.default
 
@@ -101,9 +103,11 @@ def join_starts(graph: fx.Graph, starts: Sequence[fx.Node], before: fx.Node, mod
     kind = communication.STARTS[many]
     assert isinstance(kind, ManyCollective)
     args = kind.joined([start.args for start in starts])
+    # Readers of an earlier start may stand in front of `before`: `overlap`, the last pass, puts them behind.
     with graph.inserting_before(before):
         joined = graph.call_function(many, args)
         previous = waited = graph.call_function(communication.wait, (joined,))
+    # Each item stands behind the one before, so that the program reads in the order of the tensors.
     for i, start in enumerate(starts):
         (wait,) = start.users
         with graph.inserting_after(previous):

@@ -142,8 +142,10 @@ class _Partition:
         return self._finish()
 
     def _placeholder(self, node: fx.Node) -> None:
+        # Parameters come as they are stored; the way to the layout of their use is part of the program.
         spec = self.stored.get(node.name) or self.decisions.sources[node.name]
         self.module, self.backward = "", node.name in self.workload.tangents.values()
+        # A buffer that the forward changes is another tensor at every step.
         fixed = {n: v for n, v in self.workload.buffers.items() if n not in self.workload.mutations}
         self.constant = node.name in fixed.values()
         self._made(node.name, self._noted(self.graph.placeholder(node.name)), spec)
@@ -151,6 +153,7 @@ class _Partition:
     def _made(self, value: str, node: Any, spec: Spec) -> None:
         """Note the local node of a value; later passes see the whole value through "origin"."""
         self.made[value] = (node, spec)
+        # A node may stand for two values (a view that changed nothing here): the first noted stays.
         if "spec" not in node.meta:
             node.meta["origin"], node.meta["spec"] = self.origins[value], spec
 
@@ -169,6 +172,7 @@ class _Partition:
         if self._cast_where_stored(node):
             return
         is_constant = node.name in self.decisions.constant
+        # `op.inputs` lists operands as `take` meets them: args before kwargs, lists from within.
         wanted = iter(zip(op.inputs, in_specs, strict=True))
         self.reason = f"{op.target} needs it"
 
@@ -209,6 +213,7 @@ class _Partition:
         """Cast the piece of a parameter that is gathered at use; what is gathered then is the cast."""
         if node.name not in self.casts:
             return False
+        # Casting the piece and gathering 16 bits moves half the bytes of gathering first; equal bit for bit.
         value, self.constant = self.casts[node.name], False
         dtype = getattr(torch, self.workload.values[node.name].dtype)
         self.stored[node.name] = self.stored[value]
@@ -226,9 +231,11 @@ class _Partition:
         node, have = self.made[value]
         if have == spec:
             return node
+        # zero=3 frees what was gathered for the forward: a backward reader may not take that, and asks again.
         again = self.backward and self.regather and value in self.stored
         key = (value, spec, again)
         if key not in self.converted:
+            # The way there is as constant as the value itself, whatever its reader is.
             outer = self.constant
             self.constant = bool(node.meta.get("constant"))
             converted = self._redistributor(value)(node, have, spec)
@@ -265,6 +272,7 @@ class _Partition:
         axes = cuts[factor].all_axes
         started = self._emit(communication.all_reduce_start, x, how, axes)
         n = ways(axes, self.mesh)
+        # Local forms widen 16-bit floats before they sum (`local/reduction.py`).
         dtype = reduce_dtype(self.workload.values[op.inputs[0]].dtype, "sum", "float32")
         moved = parts * self._reduced_elements(factor, cuts) * getattr(torch, dtype).itemsize
         self._note_transfer(started, "all_reduce", axes, 2 * (n - 1) * moved // n, op.name, dtype)
@@ -288,11 +296,13 @@ class _Partition:
         if not self.defer:
             return stored
         partial = self.made[value][1].partial
+        # Pending on the axes that do not cut it while it accumulates; along the others it is reduced already.
         pending = {axis: how for axis, how in partial if how == "sum" and axis not in kept.axes}
         return make_spec(self.mesh, kept.dims, pending) if pending else stored
 
     def _owned(self, node: fx.Node, owned: set[fx.Node]) -> fx.Node:
         """A gradient that can be scaled or added to in place: a copy where its memory has another owner."""
+        # Two gradients may be one tensor (those of x + y): each is scaled once, not both twice.
         base, spread = node, False
         while is_view(base):
             spread |= base.target is aten.expand.default
@@ -304,6 +314,7 @@ class _Partition:
 
     def _finish(self) -> RankProgram:
         work, graph = self.workload, self.graph
+        # From here on what brings results to where they end: gradients first, in the phase of the backward.
         self.backward, self.module, self.constant = True, "", False
         results: dict[tuple[str, str], fx.Node] = {}
         owned: set[fx.Node] = set()

@@ -41,11 +41,13 @@ def split_stages(program: RankProgram) -> Stages:
     first = [*program.outputs.values(), *program.mutations.values()]
     second = [*program.grads.values(), *program.input_grads.values()]
     live = _ancestors([*first, *second])
+    # What is constant depends on constants alone, so setup reads nothing of a step.
     setup_nodes = [n for n in nodes if n in live and n.meta["constant"]]
     step_nodes = [n for n in nodes if n in live and not n.meta["constant"]]
     needed = _ancestors(first)
     tangents = {by_name[n] for n in program.tangents.values()}
     late = _descendants(tangents)
+    # What results need runs in front even if torch tagged it backward; what needs a tangent runs behind.
     front = [n for n in step_nodes if n in needed or (not n.meta["backward"] and n not in late)]
     members = set(front)
     back = [n for n in step_nodes if n not in members]
@@ -69,6 +71,7 @@ def _used_outside(
 ) -> list[fx.Node]:
     inside = set(nodes)
     used = [u for n in others for u in n.all_input_nodes] + results
+    # Each once, in the order of use, which is the same on every rank (a set's is not).
     return list(dict.fromkeys(n for n in used if n in inside))
 
 

@@ -66,22 +66,27 @@ class Redistributor:
             raise LayoutError(f"layout of {self.value.name}", given, allowed)
         view = common_view(src, dst)
         if view is None:
+            # Cuts of a merged dim that no shape shows as plain ones: gathered, then cut again.
             whole = make_spec(src.mesh, [[(size, ())] for size in src.shape])
             return self(self(x, src, whole), whole, dst)
         shape, src_layout, dst_layout = view
+        # Under the finer shape an inner cut (of heads in heads x width) is a plain cut of a dim of its own.
         finer = shape != src.shape
         if finer:
             x = self.emit(aten.reshape.default, x, list(src_layout.local_shape(shape, self.rank)))
+        # With the costs that decisions were made with: by bytes alone another way might be shorter.
         steps = reshard(src_layout, dst_layout, shape, self.value.itemsize, self.costs)
         x = self.along(x, steps, shape)
         return self.emit(aten.reshape.default, x, list(dst.local_shape(self.rank))) if finer else x
 
     def along(self, x: Any, steps: Sequence[Step], shape: tuple[int, ...]) -> Any:
         """`x`, a piece of a tensor of global `shape`, after steps on one mesh."""
+        # Cast once for all reductions between the first and the last, not around each.
         wide = [i for i, step in enumerate(steps) if self._reduce_dtype(step) != self.value.dtype]
         for i, step in enumerate(steps):
             if wide and i == wide[0]:
                 x = self.emit(aten._to_copy.default, x, dtype=getattr(torch, self._reduce_dtype(step)))
+            # Between two reductions the value stays wide, so what else moves there is as wide.
             inside = wide and wide[0] <= i <= wide[-1]
             lies_in = self._reduce_dtype(steps[wide[0]]) if inside else self.value.dtype
             x = self._step(x, step, shape, lies_in)
@@ -97,6 +102,7 @@ class Redistributor:
     def _note(self, node: Any, step: Step, shape: tuple[int, ...], dtype: str) -> None:
         itemsize = getattr(torch, dtype).itemsize
         node.meta.update(itemsize=itemsize, dtype=dtype)
+        # Of the fullest rank: all ranks must weigh alike, or they would order their starts differently.
         held = max(math.prod(end.largest_shape(shape)) for end in (step.src, step.dst))
         moved = step.num_elements(shape) * itemsize
         self.collect(node, _kind(step), step.axes, moved, dtype, held * itemsize)
@@ -140,6 +146,7 @@ class Redistributor:
     def _exchange(self, x: Any, step: Permute, shape: tuple[int, ...], dtype: str) -> Any:
         """Every rank packs what others lack, one all-to-all of uneven flat pieces, and unpacks."""
         members = step.src.mesh.group(self.rank, step.axes)
+        # With an entry for each member, empty ones too: sizes are given by member, in the order of the group.
         sends: dict[int, list[communication.Box]] = {member: [] for member in members}
         takes: dict[int, list[communication.Box]] = {member: [] for member in members}
         for part in step.blocks(shape):
@@ -160,11 +167,13 @@ class Redistributor:
         return self.emit(communication.unpack, received, blocks, local)
 
     def _slice(self, x: Any, step: Slice, shape: tuple[int, ...]) -> Any:
+        # Slices count from the start of the whole; the local tensor starts where its own piece does.
         old = step.src.slices(shape, self.rank)[step.dim]
         new = step.dst.slices(shape, self.rank)[step.dim]
         return self.emit(aten.slice.Tensor, x, step.dim, new.start - old.start, new.stop - old.start)
 
     def _pend(self, x: Any, step: Pend) -> Any:
+        # One member keeps the value; which one is free, the first is the same on all ranks.
         first = step.src.mesh.group(self.rank, step.axes)[0] == self.rank
         return self.emit(communication.pend, x, step.op, first)
 

@@ -9,10 +9,10 @@ it is.
     part 0   inputs: batch               outputs: h            tangents: grad of h    grads of its parameters
     part 1   inputs: batch, h            outputs: loss         tangents: of the loss  grads, and that of h
 
-Nodes that no pattern names (code of the model itself, sums of gradients) go with what they read. What
-depends on the batch and constants alone (masks, positions) is made again in each part that reads it, which
-is cheaper than sending it. Activations cross towards later parts, gradients towards earlier ones; a cut for
-which that is not so is refused.
+Nodes that no pattern names (code of the model itself, sums of gradients) go with what they read, or with
+what reads them if that is parameters alone. What depends on the batch and constants alone (masks,
+positions) is made again in each part that reads it, which is cheaper than sending it. Activations cross
+towards later parts, gradients towards earlier ones; a cut for which that is not so is refused.
 
 A parameter that several parts use belongs to the first: it crosses to the others as an activation does, and
 the gradient comes back and is summed there, as it is in the whole graph. One device draws random numbers in
@@ -88,6 +88,7 @@ class _Split:
         self.role = {n: n.meta["role"] for n in self.nodes if n.op == "placeholder"}
         self.shared = self._shared()
         self.part: dict[fx.Node, int] = {}
+        self.forward_of: dict[tuple[str, object], int] = {}
 
     def run(self) -> PartCut:
         self._assign()
@@ -105,6 +106,7 @@ class _Split:
                 role, name = self.role[node]
                 if role == "input" or (role == "buffer" and name not in self.captured.mutations):
                     found.add(node)
+            # No parameter on the way: cheap to make again, and no gradient goes through it.
             elif found.issuperset(node.all_input_nodes) and not _is_random(node):
                 found.add(node)
         return found
@@ -112,25 +114,24 @@ class _Split:
     def _assign(self) -> None:
         """Give every node that is not shared its part."""
         named = _Named(self.captured, self.patterns, self.lenient)
-        forward_of: dict[int, int] = {}  # torch numbers forward nodes; a backward node has the same number
+        todo = [n for n in self.nodes if n.op == "call_function" and n not in self.shared]
         drawn = 0
-        for node in self.nodes:
-            if node.op != "call_function" or node in self.shared:
-                continue
-            module, number, backward = module_of(node), node.meta.get("seq_nr"), is_backward(node)
-            found = named.part(module)
+        for node in todo:
+            found, backward = named.part(module_of(node)), is_backward(node)
+            # A sum of gradients has the number of a forward node that it does not differentiate.
             if found is None and backward and not node.meta.get("is_gradient_acc"):
-                found = forward_of.get(number) if number is not None else None
+                found = self.forward_of.get(_number(node))
             if found is None:
                 found = self._with_what_it_reads(node, backward)
                 if _is_random(node):  # in any part behind the last that drew, its numbers are the same
-                    found = max(found, drawn)
-                if not backward and number is not None:
-                    forward_of[number] = found
-            self.part[node] = found
+                    found = max(found or 0, drawn)
+            if found is not None:
+                self._give(node, found)
             if _is_random(node):
                 self._check_draw(node, drawn)
-                drawn = found
+                drawn = self.part[node]
+        for node in todo:
+            self.part.setdefault(node, 0)
 
     def _check_draw(self, node: fx.Node, drawn: int) -> None:
         """Refuse what ranks of other parts could not draw too. drawn: the part that drew before."""
@@ -145,12 +146,24 @@ class _Split:
             allowed = f"parts in the order in which the forward draws: part {drawn} drew before it"
             raise PlanError("parts", given, allowed)
 
-    def _with_what_it_reads(self, node: fx.Node, backward: bool) -> int:
+    def _give(self, node: fx.Node, part: int) -> None:
+        """Give a node its part, and to that part what was left for a reader to decide."""
+        self.part[node] = part
+        if not is_backward(node):
+            self.forward_of[_number(node)] = part
+        for used in node.all_input_nodes:
+            if used.op == "call_function" and used not in self.part and used not in self.shared:
+                self._give(used, part)
+
+    def _with_what_it_reads(self, node: fx.Node, backward: bool) -> int | None:
+        """None for a node that reads parameters only (a transposed weight): it goes with who reads it."""
         known = [n for n in node.all_input_nodes if n in self.part]
         gradients = [self.part[n] for n in known if is_backward(n)]
         if backward and gradients:
+            # A sum of gradients goes to the earliest part that adds to it: gradients cross backwards only.
             return min(gradients)
-        return max((self.part[n] for n in known), default=0)
+        # The latest part that it reads from: activations cross forwards only.
+        return max((self.part[n] for n in known), default=None)
 
     def _own_sources(self) -> None:
         """Give parameters, changed buffers and tangents the part that holds them."""
@@ -179,6 +192,7 @@ class _Split:
                 if used not in self.part or self.part[used] == self.part[node]:
                     continue
                 source, target, backward = self.part[used], self.part[node], self._is_backward(used)
+                # A gradient to a later part, an activation to an earlier one: no order of parts runs that.
                 if backward != (target < source):
                     self._refuse(used, node)
                 found[Crossing(used.name, source, target, backward)] = None
@@ -199,9 +213,11 @@ class _Split:
         for backward in (False, True):
             role = "input_grad" if backward else "output"
             made = [Result(role, name, self.by_name[v]) for b, name, v in sent if b == backward]
+            # Behind the other outputs, and gradients last: the order of results that capture gives.
             place = len(results) if backward else sum(r.role == "output" for r in results)
             results[place:place] = made
         received = {self.by_name[c.value]: c for c in crossings if c.target == part}
+        # Not walked further: what was received is an input here, and what made it belongs to another part.
         needed = set(received)
         todo = [r.node for r in results] + [n for n, where in self.part.items() if where == part]
         while todo:
@@ -287,8 +303,18 @@ class _Named:
 
     def part(self, module: str) -> int | None:
         """The part of a module, by the longest of its prefixes that a pattern matches."""
+        # Longest first: "blocks.1" may go elsewhere than "blocks".
         found = (self._known[p] for p in reversed(_prefixes(module)) if p in self._known)
         return next(found, None)
+
+
+def _number(node: fx.Node) -> tuple[str, object]:
+    """What a backward node shares with the forward node that it differentiates.
+
+    torch numbers forward nodes and gives a backward node the same number. Copied blocks
+    (`capture/repeat_blocks.py`) have the numbers of their pattern; the module tells them apart.
+    """
+    return module_of(node), node.meta.get("seq_nr", node.name)
 
 
 def _prefixes(module: str) -> list[str]:

@@ -30,12 +30,14 @@ def write_region(
     code = target.region.program(rank)
     ends = isinstance(target, RegionBackward)
     state: Any = args[0] if ends else ()
+    # The region was traced on contiguous tensors; a local piece may be a slice of something larger.
     given = [emit(contiguous, x) for x in (args[1:] if ends else args)]
 
     def noted(node: fx.Node, step: RegionStart) -> None:
         note(node, step.name, step.axes, step.num_bytes, op.name, step.dtype)
 
     state = _emit_steps(code.backward if ends else code.forward, state, given, emit, noted)
+    # The last output of a forward is the token, which the state itself stands for.
     names = op.outputs if ends else op.outputs[:-1]
     results = [None if name is None else emit(operator.getitem, state, i) for i, name in enumerate(names)]
     return results if ends else [*results, state]
@@ -48,6 +50,7 @@ def _emit_steps(
     started: list[fx.Node] = []
     for place, step in enumerate(steps):
         if isinstance(step, Run):
+            # The first segment takes the operands; each later one what its collectives have brought.
             fresh = given if place == 0 else [emit(communication.wait, started[i]) for i in step.waits]
             state = emit(step.segment, state, *fresh)
         else:

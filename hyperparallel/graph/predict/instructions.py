@@ -5,7 +5,7 @@ pieces included. Products count as torch's FLOP counter does; an op's traffic is
 Views are free where they do not copy. A result's memory is taken when it is made and given back behind its
 last use, that of a start's operand behind its wait; what is returned stays.
 
-Leaves out what kernels keep in caches, and fused regions: they are listed by their ops.
+Leaves out what kernels keep in caches, and stretches that Inductor fuses: they are listed by their ops.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from hyperparallel.graph.passes.phases import split_stages
 from hyperparallel.graph.predict.reuse import storage, tensors, with_reuse
 from hyperparallel.graph.predict.update_work import FUSED_ADAM, UpdateWork
 from hyperparallel.graph.program import RankProgram
+from hyperparallel.graph.region.segments import Segment
 from hyperparallel.shard.rules.table import facts_of
 from hyperparallel.workload.instruction import Accesses, Instruction, Tensors
 
@@ -66,6 +67,7 @@ def instructions(
     stages = split_stages(program)
     part = getattr(stages, stage)
     sizes = _Sizes(program, inputs or {})
+    # A later stage reads what earlier ones made: those run too, uncounted.
     for node in (*stages.setup.nodes, *(stages.forward.nodes if stage == "backward" else ())):
         sizes.run(node)
     old = set(map(storage, tensors(list(sizes.made.values()))))
@@ -87,6 +89,7 @@ def step_instructions(
     the optimizer does with each parameter. Names are those of a traced step (`runtime/module/tracing.py`).
     """
     program = built.rank_program(rank, defer=runs > 1)
+    # Counted once: every micro-batch runs the same program.
     parts = [instructions(program)] * runs
     if any(spec.partial for spec in program.grad_specs.values()):
         kinds = {name: built.workload.values[value].dtype for name, value in built.workload.grads.items()}
@@ -98,6 +101,7 @@ def step_instructions(
         found += [_again(one, first, suffix) for one in part]
     stored = built.decisions.stored
     elements = sum(math.prod(stored[name].local_shape(rank)) for name in program.grads)
+    # Of mixed dtypes the widest: what an update moves is then an upper bound.
     itemsize = max((built.workload.values[v].itemsize for v in built.workload.grads.values()), default=4)
     return [*found, *_behind(len(program.grads), float(elements * itemsize), clip, update)]
 
@@ -150,16 +154,15 @@ def kind_of(target: Any) -> str:
         return "view"
     if target in (communication.pack, communication.unpack, communication.pend):
         return "data movement"
+    if isinstance(target, Segment):
+        return "region"
+    name = _kernel(target)
     if not isinstance(target, torch._ops.OpOverload):
-        name = str(getattr(target, "__name__", ""))
-        return "region" if name == "region" else "loss" if name.startswith("nll") else "other"
-    name = target._schema.name.partition("::")[2].strip("_").removeprefix("unsafe_")
+        return "stretch" if name == "stretch" else "loss" if name.startswith("nll") else "other"
     known = facts_of(str(target)).group
     if known:
         return known
-    if torch.Tag.pointwise in target.tags or name in ("native_dropout", "silu_backward"):
-        return "elementwise"
-    return "data movement"
+    return "elementwise" if torch.Tag.pointwise in target.tags else "data movement"
 
 
 def _called(node: fx.Node) -> Any:
@@ -214,11 +217,13 @@ class _Sizes:
             return {"dtype": _dtype(written)}
         called = _called(node)
         known: dict[str, Any] = {"dtype": _dtype(written), "kernel": _kernel(called)}
+        # A view, or a helper that hands its operand on: result in old memory, nothing was moved.
         may_pass_on = not isinstance(called, torch._ops.OpOverload) or kind_of(called) == "view"
         if may_pass_on and {*map(storage, written)} <= {*map(storage, read)}:
             return known
         touched = sum(x.numel() * x.element_size() for x in (*_touched(called, read), *written))
         if kind_of(called) == "view":
+            # A reshape that could not be a view has copied.
             known["kernel"] = "clone"
         if not isinstance(called, torch._ops.OpOverload):
             known["parts"] = tuple(recording.parts)  # a helper costs what the ops cost that it calls
@@ -228,6 +233,7 @@ class _Sizes:
 
     def _result(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         target: Any = node.target
+        # What a start stands for here is its result; there is no handle.
         if target is communication.wait:
             return args[0]
         if target in communication.STARTS:
@@ -268,6 +274,7 @@ def _product_sizes(called: Any, read: Sequence[Tensor]) -> tuple[int, ...]:
     """m, n, k of a matrix product; () of others."""
     if kind_of(called) != "matmul" or len(read) < 2 or min(x.dim() for x in read[-2:]) < 2:
         return ()
+    # The last two: `addmm` has its summand in front.
     left, right = read[-2:]
     return (int(left.shape[-2]), int(right.shape[-1]), int(left.shape[-1]))
 
@@ -327,6 +334,7 @@ def _with_tensors(
     touched: list[tuple[list[int], list[int]]] = []
     for i, node in enumerate(nodes):
         read = [block for used in _read(node) for block in _named(known, used, made[used])]
+        # `known` keeps the order of insertion: what comes behind `before` is new with this node.
         before = len(known)
         written = _named(known, node, made[node])
         touched.append((list(dict.fromkeys(read)), list(known)[before:]))
@@ -352,7 +360,9 @@ def _named(known: dict[int, tuple[str, float]], node: fx.Node, value: Any) -> li
     for x in tensors(value):
         block = storage(x)
         if block not in known:
+            # Several new blocks of one node are told apart by a number: "node", "node:1".
             others = sum(known[other][0].partition(":")[0] == node.name for other in blocks)
+            # What lies in another tier takes no memory of the device.
             on_device = "transfer" not in node.meta or node.meta["transfer"].tier == "device"
             size = float(x.untyped_storage().nbytes()) if on_device else 0.0
             known[block] = f"{node.name}:{others}" if others else node.name, size

@@ -25,6 +25,7 @@ def predicted_step(
 ) -> Timeline:
     """The timeline of one step of `TrainStep` on a cluster; arguments as of `step_instructions`."""
     mesh = built.decisions.mesh
+    # Threads of one machine slow each other down, so that none stands for the others.
     ranks = mesh.ranks if cluster.device.threads is not None or mesh.size <= MANY else mesh.ranks[:1]
     programs = {rank: step_instructions(built, rank, runs=runs, clip=clip, update=update) for rank in ranks}
     facts = {"cluster": cluster.name, "mesh": str(mesh), "model": built.model_hash}

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from hyperparallel.shard.rules.table import facts_of
 from hyperparallel.workload.instruction import Instruction
 
 
@@ -26,12 +26,13 @@ def with_reuse(
 ) -> list[Instruction]:
     """The instructions of nodes with their accesses; made: what each node made, inputs included."""
     memory = _Memory()
+    # The last node that has a block among its operands or results frees it.
     last = {block: i for i, node in enumerate(nodes) for block in _blocks(node, made)}
     results = []
     for i, (one, node) in enumerate(zip(found, nodes, strict=True)):
         read = [x for used in node.all_input_nodes for x in tensors(made[used])]
         written = tensors(made[node])
-        if node.target is torch.ops.aten.embedding.default:
+        if facts_of(str(node.target)).looks_up:
             memory.touch_far(sum(map(_num_bytes, written)))  # the rows that were looked up
             read = read[1:]
         if one.role != "op" or one.num_bytes:
@@ -59,6 +60,7 @@ class _Memory:
         block, size = storage(x), x.untyped_storage().nbytes()
         if block not in self.sizes:
             self.sizes[block] = size
+            # Allocators hand out the block of that size that was freed last, which may be in a cache.
             if self.freed.get(size):
                 self.last[block] = self.freed[size].pop()
         num_bytes = _num_bytes(x)
@@ -85,6 +87,7 @@ def _blocks(node: fx.Node, made: Mapping[fx.Node, Any]) -> set[int]:
 
 
 def _num_bytes(x: Tensor) -> int:
+    # An expanded tensor has more elements than memory; a slice less than the block that it lies in.
     return min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
 
 

@@ -46,6 +46,7 @@ def update_work(optimizer: Callable[[list[tuple[str, nn.Parameter]]], torch.opti
     made = optimizer([("parameter", parameter)])
     parameter.grad = torch.ones(NUM_ELEMENTS)
     made.step()
+    # The first step has made the moments; from the second on, steps are alike.
     with _Counting() as counted:
         made.step()
     state = pytree.tree_leaves(dict(made.state))
@@ -69,6 +70,7 @@ class _Counting(TorchDispatchMode):
             return result
         if not facts_of(str(func)).view and name != "_local_scalar_dense":
             written = [x for x, arg in zip(args, func._schema.arguments, strict=False) if _is_written(arg)]
+            # What is written in place counts twice (read and written), a result where there is none.
             values = pytree.tree_leaves((args, kwargs, written or result))
             accesses = sum(isinstance(x, Tensor) and x.numel() == NUM_ELEMENTS for x in values)
             self.calls.append((name, accesses))

@@ -41,6 +41,7 @@ def emulate_region(
     resolve_outs: from the numbers of dims of the results to their layouts. Raises `UserError` for results
     that do not fit these, or that differ between ranks where they should not.
     """
+    # Ranks that draw would each move the one state that they share here.
     drawn = torch.get_rng_state()
 
     def perform(rank: int) -> tuple[Tensor, ...]:
@@ -75,11 +76,12 @@ def _joined(layout: Layout, local: dict[int, Tensor], what: str) -> Tensor:
     for rank, piece in local.items():
         at = layout.slices(shape, rank)
         key = tuple((part.start, part.stop) for part in at)
+        # Every piece is held by as many ranks as there are copies; one is taken, the others are compared.
         if key not in seen:
             seen[key] = whole[at] = piece
         elif not _close(piece, seen[key]):
             given = f"another value on rank {rank} than on an earlier one"
-            raise UserError(what, given, f"one value wherever {layout} is whole")
+            raise UserError(what, given, f"one value wherever {layout} is replicated")
     return whole
 
 

@@ -1,7 +1,7 @@
 """Layouts as a region declares them: by axis names, on whatever mesh the plan has.
 
 One layout is written as a tuple with one entry per dim (`("dp", None)`: an axis, several, or None), as
-None (whole on every rank, any number of dims), or as a `Layout`. A mapping at the end of a tuple says what
+None (replicated, any number of dims), or as a `Layout`. A mapping at the end of a tuple says what
 is pending: `("dp", None, {"tp": "sum"})`. Several layouts stand in a list.
 """
 
@@ -87,7 +87,7 @@ def _split(entry: DimEntry, what: str) -> tuple[tuple[Any, ...], Mapping[str, st
 def transposed(layout: Layout) -> Layout:
     """The layout of the gradient of a value laid out so, if every rank's own gradient is just left there.
 
-    Cut stays cut; what was whole on an axis comes back as a pending sum, and a pending sum as whole.
+    Cut stays cut; what was replicated on an axis comes back as a pending sum, and a pending sum replicated.
 
     >>> mesh = Layout((2, 2), ("dp", "tp"))
     >>> transposed(mesh("dp", None))
@@ -104,6 +104,7 @@ def joined_shape(layout: Layout, local: Mapping[int, tuple[int, ...]], what: str
     shape = []
     for dim, axes in enumerate(layout.dims):
         first = mesh.ranks[0]
+        # A rank that did not rehearse is as large as the first: cuts are even there.
         sizes = [local.get(rank, local[first])[dim] for rank in mesh.group(first, axes)] if axes else []
         shape.append(sum(sizes) if axes else local[first][dim])
     for rank, have in local.items():

@@ -46,9 +46,9 @@ def local_region(
 
     in_layouts: a list with one layout per tensor that is passed by position (other arguments have none).
     out_layouts: the layout of the result, or a list with one per result. A layout is a tuple with one
-    entry per dim, as `("dp", None)`, None (whole), or a `Layout`; `("dp", None, {"tp": "sum"})` is pending
-    a sum over tp. Axes that a layout does not name hold copies. mesh: the ranks that the code is written
-    for, else those of the plan. reference: what the region means on one device.
+    entry per dim, as `("dp", None)`, None (replicated), or a `Layout`; `("dp", None, {"tp": "sum"})` is
+    pending a sum over tp. Axes that a layout does not name hold copies. mesh: the ranks that the code is
+    written for, else those of the plan. reference: what the region means on one device.
 
     Without `fn`, a decorator. Raises `LayoutError` and `UserError` when called: for a layout of the wrong
     rank, an unknown axis, results that do not fit their layouts, ranks that do not communicate alike.
@@ -99,6 +99,7 @@ class LocalRegion:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         capture = active()
         mesh = self.mesh if capture is None or capture.mesh is None else capture.mesh
+        # The rank's pieces inside are no whole tensors: they could not be laid out once more.
         if seated():
             raise UserError(
                 f"call of {self.name}", "inside another region", "a region called from outside any"
@@ -109,6 +110,7 @@ class LocalRegion:
         if mesh is not None and mesh.size > 1 and capture is not None:
             body = self._body(args, kwargs)
             plain = [None if isinstance(x, Tensor) else x for x in args]
+            # What the code can depend on beside tensors, to tell a call that is repeated from another one.
             facts = (self.fn, self.ins, self.outs, plain, kwargs)
             made = traced(capture, mesh, self.name, body, tensors, self.ins, self.outs, facts)
         elif self.reference is not None:
@@ -121,6 +123,7 @@ class LocalRegion:
             )
             for i, (entry, x) in enumerate(zip(self.outs, made, strict=True)):
                 check_rank(entry, x.dim(), f"result {i} of {self.name}")
+        # As `out_layouts` was written: a list gives a tuple of results, even of one.
         return made if self.many else made[0]
 
     def _emulated(self, mesh: Mesh, tensors: Sequence[Tensor], body: Any) -> tuple[Tensor, ...]:

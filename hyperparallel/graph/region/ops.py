@@ -48,6 +48,7 @@ def _define(kind: CollectiveKind) -> None:
         ctx.shape, ctx.rest = inputs[0].shape, inputs[1:]
 
     def transposed(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        # ~number is negative: no call of the forward has it, so forward and gradient are never one node.
         *flat, index, count, axes, number = ctx.rest
         member = GroupMember(index, count)
 

@@ -6,9 +6,9 @@ in the joint graph instead would fix that rank's sizes and coordinates for all, 
 to reason about ops on pieces; as one op with declared layouts a region is decided like any other op.
 
 Why gradients are right: the backward is the transpose of what all ranks do together. Each rank's own code
-is differentiated by autograd, each collective by its transpose; an input that was whole on an axis had a
+is differentiated by autograd, each collective by its transpose; an input that was replicated on an axis had a
 copy on each rank, so its gradient is the sum of theirs: it comes out pending, and the program around
-decides where to add it up. A result that was whole on an axis may be read from any one rank, so its
+decides where to add it up. A result that was replicated on an axis may be read from any one rank, so its
 gradient goes in pending: all of it on one rank, or whatever pending sum it already was.
 """
 
@@ -69,6 +69,7 @@ class Region:
 
     def __post_init__(self) -> None:
         self.results = self.parts[self.mesh.ranks[0]].results
+        # A result may need a gradient on some ranks only; the program around has to be one on all.
         taken = range(len(self.results))
         self.grad_results = tuple(
             i for i in taken if any(part.results[i].requires_grad for part in self.parts.values())
@@ -97,7 +98,9 @@ class Region:
         return list(self._capture(self.mesh.ranks[0]).inputs)
 
     def _outlines(self) -> tuple[segments.Outline, segments.Outline]:
+        # Of ranks not traced yet nothing is known: they may have something to do in every gap.
         every = len(self._traced()) < self.mesh.size
+        # First without ties: a tie makes every rank keep collectives whose results it does not use.
         for tied in (False, True):
             self.tied = tied
             self._captured.clear()
@@ -119,6 +122,7 @@ class Region:
         return self._captured[rank]
 
     def _trace(self, rank: int) -> Any:
+        # A rank that did not rehearse takes the first one's script: such meshes are cut evenly.
         part = self.parts.get(rank) or self.parts[self.mesh.ranks[0]]
         train = any(form.requires_grad for form in part.results)
         with FakeTensorMode():
@@ -145,6 +149,7 @@ class Region:
         forward, backward = self._stages(rank)
         for code, outline in zip((forward, backward), self.outlines, strict=True):
             mine = code.outline()
+            # To use a result later than outlined is no harm: the rank waits where all do.
             if mine.calls != outline.calls or any(map(int.__lt__, mine.uses, outline.uses)):
                 raise UserError(
                     f"collectives of {self.name}", f"others on rank {rank}", "the same ones on every rank"
@@ -159,9 +164,11 @@ class Region:
         wanted = {n for gap in backward.gaps for node in gap for n in node.all_input_nodes}
         wanted |= {c.all_input_nodes[0] for c in backward.collectives}
         wanted |= {n for n in gradients if isinstance(n, fx.Node)}
+        # All that the forward has when it ends; what the backward wants of it is saved in the state.
         known = [*inputs, *forward.collectives, *(n for gap in forward.gaps for n in gap)]
         saved = [n for n in known if n in wanted]
         key = (self.name, self.digest)
+        # The key makes segments of different ranks equal: they stand in the same place of the same region.
         first = segments.steps(forward, self.outlines[0], (*key, "f"), (), inputs, saved, False)
         ends: list[Any] = [*forward.results, *saved]
         second = segments.steps(backward, self.outlines[1], (*key, "b"), ends, tangents, (), True)
@@ -183,6 +190,7 @@ def _tracer_kept() -> Iterator[None]:
     try:
         yield
     finally:
+        # The dict itself: hooks of the outer trace hold on to it.
         mine.clear()
         mine.update(held)
         fx_traceback.current_meta = mine
@@ -202,6 +210,7 @@ class _Body(nn.Module):
         region, place = self.region[0], self.make()
         results = list(sit(place, region.body, *tensors))
         if region.tied and place.made:
+            # To a result with a gradient, so that transposes of unused collectives run in its backward too.
             tie = next(iter(region.grad_results), 0)
             results[tie] = ops.tie(results[tie], place.made)
         return tuple(results)

@@ -84,6 +84,7 @@ def rehearse(
 
         meet(mesh, met, perform)
         return parts
+    # One after another: a corner has nobody to meet and takes its own sizes for the others'.
     for rank in ranks:
         sit(_Assuming(name, mesh, rank, parts[rank].script), perform, rank)
     first = [len(op) for op in parts[ranks[0]].script]
@@ -105,6 +106,7 @@ def corners(mesh: Mesh, most: int = 16) -> tuple[int, ...]:
     """The first and last ranks along every axis, at most so many, in mesh order."""
     ends = [tuple(dict.fromkeys((0, n - 1))) for n in mesh.shape]
     found = itertools.islice(itertools.product(*ends), most)
+    # First and last along each axis: where code that branches on `axis_index` most often differs.
     at = {mesh.rank_at(**dict(zip(mesh.names, place, strict=True))) for place in found}
     return tuple(rank for rank in mesh.ranks if rank in at)
 
@@ -128,6 +130,7 @@ class _Assuming(Seat):
     script: list[list[tuple[int, ...]]] = field(default_factory=list)
 
     def shapes(self, call: tuple[Any, ...], axes: tuple[str, ...], x: Tensor) -> list[tuple[int, ...]]:
+        # Uneven operands on so large a mesh were refused before (`tracing.py`).
         found = [tuple(x.shape)] * len(self.members(axes))
         self.script.append(found)
         return found
@@ -144,6 +147,7 @@ class Scripted(Seat):
     """What its collectives returned."""
 
     def shapes(self, call: tuple[Any, ...], axes: tuple[str, ...], x: Tensor) -> list[tuple[int, ...]]:
+        # The sizes that all members had in rehearsal: one rank is traced alone, and cannot ask.
         return self.script[self.number]
 
     def run(self, name: str, x: Tensor, axes: tuple[str, ...], *args: Any) -> Tensor:
@@ -172,6 +176,7 @@ class _Recorder(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for x in pytree.tree_flatten(result)[0]:
             if isinstance(x, Tensor):
+                # An op may return its operand (in place): it keeps the number that it has.
                 self.numbers.setdefault(id(x), len(self.numbers))
                 self.kept.append(x)
         self.log.append(f"{func}({', '.join(said)})")
@@ -180,6 +185,7 @@ class _Recorder(TorchDispatchMode):
     def _said(self, x: Tensor) -> str:
         if id(x) in self.numbers:
             return f"%{self.numbers[id(x)]}"
+        # A tensor made inside is the mode's own; a plain one is a constant of the code, known by its content.
         mine = isinstance(x, FakeTensor) and x.fake_mode is self.mode
         if not mine and (type(x) is not Tensor or isinstance(x, nn.Parameter)):
             raise UserError(

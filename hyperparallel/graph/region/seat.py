@@ -2,7 +2,7 @@
 
 A region's code calls `axis_index` or `all_reduce` without saying who it is; the seat that is set around
 the call knows. Seats differ in how a collective is carried out: alone (one rank, nothing to do), met (all
-ranks as threads of this process that wait for one another, `meet`), or traced (`trace.py`). The seat is a
+ranks as threads of this process that wait for one another, `meet`), or traced (`rehearsal.py`). The seat is a
 context variable, set only while a region's code runs, because that code is the user's and takes no
 argument of ours.
 """
@@ -122,6 +122,7 @@ class MetSeat(Seat):
         """Show a thing to the whole mesh; returns what the members of the group along `axes` showed."""
         assert self.mesh is not None
         ranks = self.mesh.ranks
+        # The whole mesh meets, not the group only: a rank that calls something else is noticed at once.
         rows = self.meeting.exchange(ranks.index(self.rank), (call, thing))
         first = rows[0][0]
         for rank, (other, _) in zip(ranks, rows, strict=True):
@@ -170,6 +171,7 @@ def meet(mesh: Mesh, make: Callable[[int, Meeting], MetSeat], body: Callable[[in
         thread.start()
     for thread in threads:
         thread.join()
+    # A broken barrier only says that another rank failed: what that one raised is the reason.
     for error in errors:
         if error is not None and not isinstance(error, threading.BrokenBarrierError):
             raise error

@@ -55,6 +55,7 @@ class Segment:
         return twin
 
     def __eq__(self, other: object) -> bool:
+        # By place, not by code: in one place all ranks have equal nodes, whatever is inside.
         return isinstance(other, Segment) and other.key == self.key
 
     def __hash__(self) -> int:
@@ -120,16 +121,20 @@ class Code:
         return Outline(calls, tuple(map(self._first_use, self.collectives)))
 
     def _first_use(self, node: fx.Node) -> int:
+        # Looked for from its own start on; a collective that takes the result needs it as well.
         begin = self.numbers[node]
         for gap in range(begin, len(self.collectives)):
+            # The next start closes the gap: its operand has to be there by then.
             following = self.collectives[gap + 1 : gap + 2]
             if any(node in n.all_input_nodes for n in (*self.gaps[gap + 1], *following)):
                 return gap
+        # Not used by any node: only returned, which is behind the last start.
         return len(self.collectives) - 1
 
     def ready(self, gap: int, uses: Sequence[int]) -> tuple[list[fx.Node], list[fx.Node]]:
         """The nodes of a gap that run before its waits, and those that run behind them."""
         waited = {n for n in self.collectives[: gap + 1] if uses[self.numbers[n]] == gap}
+        # In order, so that what depends on a late node is found late itself.
         late: set[fx.Node] = set(waited)
         for node in self.gaps[gap + 1]:
             if any(used in late for used in node.all_input_nodes):
@@ -151,6 +156,7 @@ def steps(
     state, fresh: what comes in, in the state and as new values. It ends with the code's results, then
     `kept`. own: results must not share memory with anything that came in.
     """
+    # Nodes, the collectives waited for in front of them, and the collectives started behind them.
     stretches: list[tuple[list[fx.Node], tuple[int, ...], list[int]]] = [(code.gaps[0], (), [])]
     for gap in range(len(code.collectives)):
         stretches[-1][2].append(gap)
@@ -159,6 +165,7 @@ def steps(
         if outline.overlaps[gap]:
             stretches.append((early, (), []))
         else:
+            # No segment before the waits on any rank: all of the gap runs behind them, in its old order.
             late = [n for n in code.gaps[gap + 1] if n in {*early, *late}]
         if waits:
             stretches.append((late, waits, []))
@@ -170,10 +177,12 @@ def steps(
     for i, (nodes, waits, starts) in enumerate(stretches):
         new: list[End] = list(fresh) if i == 0 else [code.collectives[w] for w in waits]
         operands = [code.collectives[s].all_input_nodes[0] for s in starts]
+        # What no later stretch, start or result needs is dropped from the state, and its memory freed.
         later = {n for rest, _, _ in stretches[i + 1 :] for node in rest for n in node.all_input_nodes}
         later |= {code.collectives[s].all_input_nodes[0] for _, _, more in stretches[i + 1 :] for s in more}
         later |= {n for n in ends if isinstance(n, fx.Node)}
         last = i == len(stretches) - 1
+        # Operands of the next starts in front, where `RegionStart.operand` finds them by number.
         carried = [n for n in dict.fromkeys((*values, *new, *nodes)) if isinstance(n, fx.Node) and n in later]
         out: list[End] = ends if last else [*operands, *carried]
         segment = _segment((*key, i), values, new, nodes, out, len(code.results) if last else 0, own)
@@ -199,8 +208,10 @@ def _segment(
         place = _placeholder(graph, value)
         if isinstance(value, fx.Node):
             known[value] = place
+    # So far the graph holds placeholders only: a value handed through is found by its number, inverted.
     given = {node: ~i for i, node in enumerate(graph.nodes)}
     for node in nodes:
+        # A tie has done its work when collectives were kept: to the code it is its first operand.
         if node.target is ops.tie.default:
             known[node] = known[node.all_input_nodes[0]]
         else:
@@ -212,6 +223,7 @@ def _segment(
         if end is None:
             outs.append(None)
             continue
+        # No gradient on this rank, but on others: zeros, so that all hand out the same results.
         if isinstance(end, TensorForm):
             local = _zeros(graph, end)
         elif i < num_results:
@@ -245,6 +257,7 @@ def _result(graph: fx.Graph, node: fx.Node, local: fx.Node, copy: bool) -> fx.No
 
 def _is_new(node: fx.Node, nodes: Sequence[fx.Node], made: set[fx.Node]) -> bool:
     """Whether a result lies in memory that nothing else holds."""
+    # One of several results lies in memory of the op that made all of them.
     source = node.args[0] if node.target is operator.getitem else node
     if node in made or source not in nodes or not isinstance(source, fx.Node):
         return False
@@ -270,6 +283,7 @@ def split(graph: fx.Graph, results: Sequence[fx.Node | None], grads: Sequence[fx
 ]:  # fmt: skip
     """The nodes that the results need, and those that only the gradients need, both in order."""
     first = _needed(results)
+    # What both need the forward makes, and hands over in the state.
     second = _needed(grads) - first
     calls = [n for n in graph.nodes if n.op == "call_function"]
     return [n for n in calls if n in first], [n for n in calls if n in second]
@@ -293,7 +307,9 @@ def common(codes: Mapping[int, Code], every: bool) -> Outline | str:
     for rank, outline in outlines.items():
         if outline.calls != first.calls:
             return f"rank {first_rank} uses {_listed(first)}, rank {rank} {_listed(outline)}"
+    # The earliest first use of all ranks: who needs a result later has it a little early.
     uses = tuple(map(min, zip(*(o.uses for o in outlines.values()), strict=True)))
+    # A gap gets a segment before its waits if any rank has something to do there; others run an empty one.
     rows = [code.overlaps(uses) for code in codes.values()]
     overlaps = tuple(every or any(column) for column in zip(*rows, strict=True))
     return Outline(first.calls, uses, overlaps)

@@ -56,6 +56,7 @@ class Tracing:
         if place < len(self.calls) and self.calls[place][0] == facts:
             return self.calls[place][1]
         found = make()
+        # Another call than in the run before: what followed it then is void.
         self.calls[place:] = [(facts, found)]
         return found
 
@@ -98,11 +99,13 @@ def traced(
         with under.running(tensors[0].device.type):
             return body(*local)
 
+    # Shapes alone are compared: fake tensors of two runs are never the same objects.
     region = under.call(
         (facts, [TensorForm.of(x) for x in tensors], torch.is_grad_enabled()),
         lambda: _region(under, mesh, name, surrounded, tensors, in_layouts, out_layouts),
     )
     results: tuple[Tensor, ...] = _Call.apply(under.number(region), region, *tensors)  # type: ignore[no-untyped-call]
+    # The token is for the backward; the user's code gets results.
     return results[:-1]
 
 
@@ -120,6 +123,7 @@ def _region(
                 f"layout of argument {i} of {name}", str(layout), "a layout with nothing pending"
             )
     left = uneven(ins, [x.shape for x in tensors])
+    # Only corners rehearse then, and take their own sizes for those of all ranks.
     if left and mesh.size > MOST_THREADS:
         allowed = f"sizes that the axes divide, on a mesh of more than {MOST_THREADS} ranks"
         raise UserError(f"arguments of {name}", left, allowed)
@@ -135,6 +139,7 @@ def _region(
     except UserError:
         raise
     except Exception as error:
+        # Without uneven pieces it is the code's own mistake, and told as it is.
         if not left:
             raise
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -158,6 +163,7 @@ def _region(
         local = {rank: part.results[i].shape for rank, part in parts.items()}
         shapes.append(joined_shape(outs[-1], local, what))
     key = digest(name, parts, ins, tuple(outs), wholes)
+    # Equal calls (the layers of a stack) are one region: traced once, and equal nodes for repeated blocks.
     for known in under.regions:
         if known.digest == key:
             return known
@@ -170,6 +176,7 @@ class _Call(torch.autograd.Function):
         *results, token = ops.region(list(tensors), number)
         ctx.number, ctx.region, ctx.count = number, region, len(tensors)
         ctx.save_for_backward(token)
+        # They have no gradient on any rank, and the backward op takes none for them.
         fixed = [x for i, x in enumerate(results) if i not in region.grad_results]
         ctx.mark_non_differentiable(token, *fixed)
         return (*results, token)

@@ -124,11 +124,13 @@ def all_to_all(x: Tensor, axis: Axis, split_dim: int, concat_dim: int) -> Tensor
     split_dim, concat_dim = (_dim(here, "all_to_all", x, d) for d in (split_dim, concat_dim))
     if len(here.members(axes)) == 1:
         return x
+    # The call goes with the shapes: ranks that meet in different calls are told so.
     shapes = here.shapes(("all_to_all", axes, split_dim, concat_dim), axes, x)
     _agree(here, "all_to_all", shapes, concat_dim)
     count, index = len(shapes), here.index(axes)
     split = piece_sizes(x.shape[split_dim], count)
     concat = [shape[concat_dim] for shape in shapes]
+    # What was cut is joined again: member i gets the i-th piece of everybody's own cut.
     if split_dim == concat_dim:
         concat = [piece_sizes(n, count)[index] for n in concat]
     return here.run("all_to_all", x, axes, split_dim, split, concat_dim, concat)
@@ -158,6 +160,7 @@ def ppermute(x: Tensor, axis: Axis, perm: int | Sequence[tuple[int, int]]) -> Te
     if count == 1:
         return x if sends else torch.zeros_like(x)
     shapes = here.shapes(("ppermute", axes, tuple(sends)), axes, x)
+    # Where nothing arrives, zeros of this rank's own shape.
     source = {target: a for a, target in sends}.get(here.index(axes), here.index(axes))
     return here.run("permute", x, axes, sends, list(shapes[source]))
 

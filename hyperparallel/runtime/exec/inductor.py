@@ -30,7 +30,7 @@ class Stretch:
     def __init__(self, module: fx.GraphModule) -> None:
         self.module, self.code = module, module.code
         self.function: Any = None
-        self.__name__ = "region"  # fx names nodes after it
+        self.__name__ = "stretch"  # fx names nodes after it
 
     def __call__(self, *arguments: Tensor) -> Any:
         if self.function is None:

@@ -75,6 +75,7 @@ _DRAWS_BY_VALUE = ("poisson", "multinomial", "binomial", "rrelu_with_noise_funct
 FACTS: dict[str, OpFacts] = {
     **dict.fromkeys((*DRAWN, *DRAWN_LIKE, *DRAWN_WHOLE), OpFacts(random=True)),
     **{f"aten.{name}": OpFacts(random=True, draws_by_value=True) for name in _DRAWS_BY_VALUE},
+    "aten.native_dropout": OpFacts(random=True, group="elementwise"),
 }
 
 RULES: dict[str, Builder] = {

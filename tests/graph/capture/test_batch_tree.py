@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import pytest
@@ -60,6 +60,9 @@ def test_model_outputs_and_ordered_dicts() -> None:
     assert isinstance(result, CausalLMOutputWithPast) and result.to_tuple() == (1, 2)
     tree, _ = flatten(OrderedDict(a=x))
     assert type(tree.rebuild(iter([1]))) is OrderedDict
+    tree, _ = flatten(defaultdict(list, a=x))
+    made = tree.rebuild(iter([1]))
+    assert made == {"a": 1} and made["b"] == []
 
 
 def test_unknown_objects_become_none() -> None:

@@ -13,9 +13,12 @@ import torch
 from torch import nn
 
 from hyperparallel.errors import CaptureError, UserError
+from hyperparallel.graph.build import captured_model
 from hyperparallel.graph.capture.capture import capture, keep_outputs
 from hyperparallel.graph.capture.extract import module_of
 from hyperparallel.graph.capture.repeat_blocks import is_backward
+from hyperparallel.layout import Mesh
+from hyperparallel.plan import Plan
 from tests.graph.capture.joint import assert_equal_to_eager
 
 pytestmark = pytest.mark.fake
@@ -278,3 +281,10 @@ def test_no_warning_escapes() -> None:
         warnings.simplefilter("always")
         capture(Remembers(), (torch.randn(2, 3),), strict=True)
     assert not caught
+
+
+def test_a_loss_beside_gradient_roots_is_refused() -> None:
+    """One of them would not be looked at."""
+    plan = Plan(Mesh((1,), ("dp",)))
+    with pytest.raises(UserError, match="None where a loss is named"):
+        captured_model(nn.Linear(3, 3), plan, (torch.zeros(2, 3),), loss="output", grad_outputs=["output"])

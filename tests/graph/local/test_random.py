@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hyperparallel.graph.local.random import FORMS
+from hyperparallel.graph.local.random import FORMS, stand_in
 from hyperparallel.shard.rules.table import _FACTS, _TABLE, facts_of
 
 pytestmark = pytest.mark.fake
@@ -39,3 +39,26 @@ def test_no_other_op_of_the_rules_is_random() -> None:
 
 def test_forms_are_given_to_random_ops_only() -> None:
     assert set(FORMS) <= RANDOM
+
+
+X = torch.zeros(4, 6, 8)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        X,
+        X.transpose(0, 2),
+        X[:, ::2],
+        X[:, :1].transpose(1, 2),
+        X.transpose(1, 2)[:, :, 1:],
+        X.unsqueeze(1).expand(-1, 3, -1, -1),
+        X.transpose(0, 1).unsqueeze(2).expand(-1, -1, 5, -1),
+        torch.zeros(3).expand(4, 3),
+    ],
+)
+def test_numbers_are_drawn_in_the_memory_order_of_the_operand(x: torch.Tensor) -> None:
+    """A stand-in of the same size draws what the operand draws, expanded operands included."""
+    both = (x, stand_in(x, tuple(x.shape)))
+    drawn = [torch.rand_like(like, generator=torch.Generator().manual_seed(1)) for like in both]
+    assert torch.equal(*drawn)

@@ -69,6 +69,19 @@ class Deep(nn.Module):
         return x.pow(2).mean()
 
 
+class Thin(nn.Module):
+    """Six equal blocks that are fast to capture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(6)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.sum()
+
+
 def deep() -> nn.Module:
     torch.manual_seed(0)
     return Deep().double()
@@ -81,6 +94,7 @@ CASES: dict[str, tuple[Any, Any, list[list[str]]]] = {
     "in a block": (plain_decoder, IDS, [["embed", "blocks.0", "blocks.1.attention*"], ["blocks.1", "head"]]),
     "three parts": (plain_decoder, IDS, [["embed"], ["blocks"], ["head"]]),
     "copied blocks": (deep, X, [["layers.0", "layers.1"], ["layers.2"], ["layers.[345]"]]),
+    "blocks without a pattern": (lambda: made(Thin), (numbers(3, 4),), [["layers.0"], ["layers.2"]]),
     "adapters": (lambda: made(small.Lora), (numbers(5, 8),), [["*.0", "*.1"], ["*.2", "*.3"]]),
     "a weight of both": (lambda: made(small.Tied), (small.integers(7, 4, 3),), [["embed"], ["head"]]),
     "buffers that change": (lambda: made(small.Batch), (numbers(6, 4),), [["linear"], ["norm"]]),

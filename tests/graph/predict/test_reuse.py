@@ -53,3 +53,24 @@ def test_distances_count_what_was_touched_in_between() -> None:
     assert sorted(second) == [(800.0, 400), (math.inf, 400), (math.inf, 400)]  # y was just made
     # z was just made; x was touched by the first op; u takes over the memory of y, dead since the second.
     assert sorted(third) == [(1200.0, 400), (1200.0, 400), (2000.0, 400)]
+
+
+@pytest.mark.parametrize(
+    ("lookup", "args"),
+    [
+        (torch.ops.aten.embedding.default, lambda table, index: (table, index)),
+        (torch.ops.aten.gather.default, lambda table, index: (table, 0, index)),
+    ],
+)
+def test_of_a_table_only_the_rows_looked_up_are_touched(lookup: Any, args: Callable[..., Any]) -> None:
+    """y = look(table, i); z = y + y: what is read for y is as much as y, and far away."""
+    graph = torch.fx.Graph()
+    table, index = graph.placeholder("table"), graph.placeholder("index")
+    y = graph.call_function(lookup, args(table, index))
+    z = graph.call_function(torch.add, (y, y))
+    made = {table: torch.zeros(1000), index: torch.zeros(5, dtype=torch.int64), y: torch.zeros(5)}
+    made[z] = torch.zeros(5)
+    ops = [Instruction(node.name, "elementwise", num_bytes=1.0) for node in (y, z)]
+    first, second = (one.reuse for one in with_reuse(ops, [y, z], made))
+    assert sorted(first) == [(math.inf, 20), (math.inf, 20), (math.inf, 40)]  # rows, y, index
+    assert min(second) == (80.0, 20)  # y: behind the 80 bytes of its own op

@@ -59,6 +59,7 @@ class Rewriter:
     def sweep(self, table: RewriteTable) -> None:
         """Offer every node, operands before users, to the rewrites of its target."""
         for node in list(self.graph.nodes):
+            # What a rewrite returns is offered again: sums of sums fold one by one.
             while node not in self.erased and node.op == "call_function":
                 new = self._rewritten(node, table.get(node.target, ()))
                 if new is None:
@@ -106,6 +107,7 @@ class Rewriter:
         key = (target, str(args), str(kwargs))
         if key not in self._constants:
             sources = [a for a in _flat(args) if isinstance(a, fx.Node) and a.op == "call_function"]
+            # Behind the last constant that it is made of, else in front of the program.
             place = max(sources) if sources else next(iter(self._front), self.graph._root)
             with self.graph.inserting_after(place):
                 node = self.graph.call_function(target, args, kwargs)
@@ -121,6 +123,7 @@ class Rewriter:
         operands = node.all_input_nodes
         self.graph.erase_node(node)
         self.erased.add(node)
+        # What setup runs is no call of a step.
         self._calls -= not node.meta["constant"]
         for used in operands:
             if not used.users and used not in self.erased and _is_pure(used):
@@ -130,6 +133,7 @@ class Rewriter:
 def _describe(node: fx.Node, like: fx.Node) -> None:
     for key in ("origin", "spec"):
         if key in like.meta:
+            # What a node was noted as first stays: it may be taken in the place of several.
             node.meta.setdefault(key, like.meta[key])
 
 

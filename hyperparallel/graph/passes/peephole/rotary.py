@@ -53,6 +53,7 @@ def _swapped(node: Any) -> _Swapped | None:
     size = value.shape[-1]
     if high is None or low is None or upper.args[0] is not lower.args[0]:
         return None
+    # Exactly the two halves: roll by one half swaps them only then.
     if (high, low) != ((size // 2, size), (0, size - size // 2)) or size % 2:
         return None
     return _Swapped(upper.args[0], upper.args[2], negative)
@@ -91,6 +92,7 @@ def _rotated_back(node: Call, edit: Rewriter) -> fx.Node | None:
         same = whole_shape(gradient) == whole_shape(node)
         if same and not gradient.meta["constant"] and _is_table(table, found):
             lower, upper = _halves(edit, table, found.half)
+            # The roll is taken of the gradient itself: its product with the table is what is left out.
             swapped = _Swapped(gradient, found.half, found.negative)
             return _roll(node, edit, swapped, table, (upper, lower))
     return None
@@ -120,6 +122,7 @@ def _roll(
         for half, minus in zip(halves, found.negative, strict=True)
     ]
     signs = edit.constant(aten.cat.default, signed, -1)
+    # It stands for the whole table too: rewrites that follow ask for its shape and dtype.
     signs.meta["origin"] = table.meta["origin"]
     rolled = edit.call(node, aten.roll.default, found.x, [found.half], [-1], like=found.x)
     return edit.call(node, aten.mul.Tensor, rolled, signs)

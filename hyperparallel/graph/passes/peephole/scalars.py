@@ -43,6 +43,7 @@ def _is_number(value: Any) -> bool:
 def _number_to_tensor(node: Call, edit: Rewriter) -> fx.Node | None:
     x, number = node.args[0], node.args[1] if len(node.args) > 1 else None
     kind = dtype(node)
+    # A 16-bit op computes with the number in float32; as a tensor of 16 bits it would be rounded first.
     if kind not in _EXACT or not same_dtype(node, x) or not _is_number(number) or node.kwargs:
         return None
     if len(node.args) != 2 or node.meta["constant"]:

@@ -30,6 +30,7 @@ def _tiled(node: Call, edit: Rewriter) -> fx.Node | None:
     terms = _terms(node)
     padded = [term for term in terms if calls(term, aten.slice_backward.default) and only_here(term)]
     others = [term for term in terms if term not in padded]
+    # With two other terms the sum would be (a + b) + whole where it was (a + part) + b.
     if len(padded) < 2 or len(others) > 1:
         return None
     dim = _tiled_dim(padded)
@@ -75,6 +76,7 @@ def _tiled_dim(padded: list[fx.Node]) -> int | None:
     dim, size, *_ = known[0]
     at = 0
     for _, _, start, end, step in sorted(known, key=lambda r: r[2]):
+        # A gap is zeros that a concatenation lacks, an overlap a sum that it does not do.
         if start != at or step != 1:
             return None
         at = end

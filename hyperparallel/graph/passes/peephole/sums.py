@@ -47,6 +47,7 @@ def _products(node: Call, edit: Rewriter) -> fx.Node | None:
     total = edit.call(node, aten.addmm.default, base, *added.args, like=base)
     first = node.args[0]
     assert isinstance(first, fx.Node)
+    # Sums of matrices as they are; else both were viewed alike, and the sum is viewed so.
     if first in (base, added):
         return total
     return edit.call(node, aten.reshape.default, total, first.args[1])
@@ -81,6 +82,7 @@ def _mean_and_number(node: Call, edit: Rewriter) -> fx.Node | None:
     kind, dims = dtype(mean), mean.args[1] if len(mean.args) > 1 else None
     if isinstance(number, fx.Node) or not dims or not same_dtype(mean, mean.args[0]):
         return None
+    # A mean over a cut dim is pending, and its local form no `mean` of these sizes.
     count = _uncut_elements(mean.args[0], dims)
     if not count or kind is None:
         return None

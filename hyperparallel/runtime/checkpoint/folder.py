@@ -104,9 +104,11 @@ def publish_checkpoint(root: Path, step: int, keep: int) -> Path:
     os.replace(pointer, root / "latest")
     sync(root)
     shutil.rmtree(old, ignore_errors=True)
-    others = [path for path in complete(root) if path != target]
-    for path in others[: len(others) - (keep - 1)] if keep > 0 else []:
-        _remove(path)
+    if keep > 0:
+        others = [path for path in complete(root) if path != target]
+        # Not below 0: a negative end would count from the back, and remove some of fewer than `keep`.
+        for path in others[: max(0, len(others) - (keep - 1))]:
+            _remove(path)
     return target
 
 

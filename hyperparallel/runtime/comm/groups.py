@@ -133,7 +133,7 @@ class Groups:
         if self._connected and group.size > 1 and group.index >= 0:
             seconds = self.timeout.total_seconds()
             why = f"connect group {group.name}"
-            meet_members(_get_default_store(), f"group/{group.name}", self.rank, ranks, "", seconds, why)
+            meet_members(f"group/{group.name}", self.rank, ranks, "", seconds, why)
             is_world = group.name == "world"
             group.handle = dist.group.WORLD if is_world else new_process_group(ranks, self.timeout)
             group.transport = connect(group, self.timeout, self.transport)

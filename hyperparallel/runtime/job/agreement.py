@@ -16,8 +16,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from torch.distributed.distributed_c10d import _get_default_store  # private, checked on torch 2.13
-
 from hyperparallel.errors import RunError
 from hyperparallel.graph.decided import Decision
 from hyperparallel.runtime.comm.meeting import meet_members
@@ -43,7 +41,7 @@ def agree(here: Here, decided: Sequence[Decision], about: str) -> None:
 def _told(here: Here, word: str, why: str) -> list[str]:
     place = f"agreement/{'-'.join(map(str, here.mesh.ranks))}"
     seconds = here.groups.timeout.total_seconds()
-    return meet_members(_get_default_store(), place, here.rank, here.mesh.ranks, word, seconds, why)
+    return meet_members(place, here.rank, here.mesh.ranks, word, seconds, why)
 
 
 def first_difference(ranks: Sequence[int], told: Sequence[Sequence[Sequence[str]]]) -> str:

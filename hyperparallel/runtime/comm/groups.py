@@ -17,7 +17,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from hyperparallel.errors import UserError
-from hyperparallel.runtime.comm.group import BACKENDS, Group, job_device
+from hyperparallel.runtime.comm.group import BACKENDS, Group, job_device, job_timeout
 from hyperparallel.runtime.comm.meeting import meet_members
 from hyperparallel.runtime.comm.transport import connect
 
@@ -68,10 +68,11 @@ class Groups:
         self._made: dict[GroupKey, Group] = {}
 
     @classmethod
-    def of_default(cls, timeout: timedelta = DEFAULT_TIMEOUT, transport: str = "auto") -> Groups:
-        """The registry in the default process group, with no group in it yet."""
+    def of_default(cls, timeout: timedelta | None = None, transport: str = "auto") -> Groups:
+        """The registry in the default process group, with no group in it yet; timeout: None takes its."""
+        patience = job_timeout(DEFAULT_TIMEOUT) if timeout is None else timeout
         return cls(
-            dist.get_rank(), dist.get_world_size(), connected=True, timeout=timeout, transport=transport
+            dist.get_rank(), dist.get_world_size(), connected=True, timeout=patience, transport=transport
         )
 
     @property

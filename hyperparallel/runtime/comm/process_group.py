@@ -32,6 +32,7 @@ from torch import Tensor
 from hyperparallel.errors import RunError
 from hyperparallel.runtime.comm.collectives import InFlight, InFlightMany, Ready, Sends, Several
 from hyperparallel.runtime.comm.group import Group, PeerLost
+from hyperparallel.runtime.comm.meeting import why_peers_wait
 from hyperparallel.runtime.comm.packing import (
     Mixed,
     Packed,
@@ -79,9 +80,10 @@ class Works:
             except RuntimeError as error:
                 group = self.group
                 kind = PeerLost if "onnection" in str(error) else RunError
+                why = why_peers_wait(group.rank, group.ranks)
                 raise kind(
                     f"{self.op} on rank {group.rank} in group {group.name} (ranks {group.ranks}) "
-                    f"failed: {error}"
+                    f"failed: {f'deadlock: {why}; ' if why else ''}{error}"
                 ) from error
             self.works = []
             self.keep = None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,11 +27,15 @@ from hyperparallel.runtime import host
 from hyperparallel.runtime.comm import native
 from hyperparallel.runtime.comm.collectives import InFlight, InFlightMany, Ready, Sends, Several, Transport
 from hyperparallel.runtime.comm.group import Group, PeerLost
+from hyperparallel.runtime.comm.meeting import why_peers_wait
 
 SLOTS, CHUNK_BYTES = 8, 128 << 10
 """Of each ring: what a rank can send ahead of its slowest reader is 1 MiB."""
 
 MAX_MEMBERS = 64
+
+LOOK_NS = 10**9
+"""How long a wait lasts before the rank looks whether a peer waits for it in turn; see `meeting.py`."""
 
 SPINS = 200
 """Looks at the doorbell before sleeping, a few microseconds: what a sleep and wake-up costs."""
@@ -47,28 +52,38 @@ _REDUCIBLE = {
     torch.bool: 7,
 }
 _OPS = {"sum": 0, "max": 1, "min": 2, "prod": 3, "avg": 4}
+_LATE, _DIED, _SIGNAL, _STRANGE = 1, 2, 3, 4
+"""What `hp_wait` says in its lowest byte, if not 0."""
 _KINDS = ("nothing", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 
 
 class DeferredCollective:
     """A collective that is left to its wait."""
 
-    __slots__ = ("handle", "kept", "result", "transport")
+    __slots__ = ("handle", "result", "transport")
 
-    def __init__(self, transport: SharedMemoryTransport, handle: int, result: Tensor, kept: Tensor) -> None:
-        self.transport, self.handle, self.result, self.kept = transport, handle, result, kept
-        transport.live[handle] = self  # the library holds pointers into both tensors
+    def __init__(self, transport: SharedMemoryTransport, handle: int, result: Tensor, source: Tensor) -> None:
+        self.transport, self.handle, self.result = transport, handle, result
+        _under_way[handle] = result, source
 
     def wait(self) -> Tensor:
         handle = self.handle
         if handle:
             transport = self.transport
-            code = transport.wait(handle, transport.timeout_ns, transport.spins, transport.strange)
+            code = transport.wait(handle, transport.look_ns, transport.spins, transport.strange)
             if code:
                 transport.trouble(handle, code)
-            del transport.live[handle]
+            del _under_way[handle]
             self.handle = 0
         return self.result
+
+
+_under_way: dict[int, tuple[Tensor, Tensor]] = {}
+"""By operation, the tensors that the library has pointers into.
+
+Of the process, not of a collective or its transport: where an error came between start and wait both are
+gone, but the library goes on moving the operation's bytes in the waits of other groups.
+"""
 
 
 class SharedMemoryTransport:
@@ -79,9 +94,9 @@ class SharedMemoryTransport:
         library = native.library()
         self.group, self.comm, self.others = group, comm, others
         self.timeout_ns = int(timeout_seconds * 1e9)
+        self.look_ns = min(LOOK_NS, self.timeout_ns)
         # Spinning takes the core that the peer needs when there are fewer cores than ranks.
         self.spins = SPINS if host.usable_cores() >= group.size else 0
-        self.live: dict[int, DeferredCollective] = {}
         self._strange = (ctypes.c_uint64 * 2)()
         self.strange = ctypes.addressof(self._strange)
         self.wait = library.hp_wait
@@ -226,15 +241,26 @@ class SharedMemoryTransport:
 
     def trouble(self, handle: int, code: int) -> None:
         """See a wait through that did not simply succeed; raises what went wrong."""
-        while code == 3:  # a signal came, and Python has run its handler by now
-            code = self.wait(handle, self.timeout_ns, self.spins, self.strange)
+        group = self.group
+        where = f"rank {group.rank} in group {group.name} (ranks {group.ranks})"
+        # One deadline for all calls: signals that come regularly (a profiler's) must not put it off.
+        limit = time.monotonic_ns() + self.timeout_ns - (self.look_ns if code & 255 == _LATE else 0)
+        while code & 255 in (_LATE, _SIGNAL):  # Python has run the signal's handler by now
+            left = limit - time.monotonic_ns()
+            if code & 255 == _LATE:
+                why = why_peers_wait(group.rank, group.ranks)
+                if why:
+                    self._broken = f"{where}: deadlock: this rank waits in a collective, and {why}"
+                    raise RunError(self._broken)
+                if left <= 0:
+                    break
+            code = self.wait(handle, max(1, min(left, self.look_ns)), self.spins, self.strange)
         if code == 0:
             return
-        group, peer = self.group, self.group.ranks[code >> 8]
-        where = f"rank {group.rank} in group {group.name} (ranks {group.ranks})"
-        if code & 255 == 2:
+        peer = group.ranks[code >> 8]
+        if code & 255 == _DIED:
             error: RunError = PeerLost(f"{where}: rank {peer} died during a collective")
-        elif code & 255 == 4:
+        elif code & 255 == _STRANGE:
             error = RunError(
                 f"{where}: rank {peer} made another collective than this rank: it sent "
                 f"{_described(self._strange[0], self._strange[1])}; set "

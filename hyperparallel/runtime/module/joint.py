@@ -11,7 +11,7 @@ from torch import Tensor
 from hyperparallel.graph.build import Built
 from hyperparallel.graph.decided import decisions
 from hyperparallel.runtime.exec.compiled import Compiled
-from hyperparallel.runtime.job.agreement import agree
+from hyperparallel.runtime.job.agreement import FOR_A_CALL, agree
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.local_batch import local_inputs
 from hyperparallel.shard.spec import Spec
@@ -34,7 +34,7 @@ class JointProgram:
         mesh = self.built.decisions.mesh
         program = self.built.rank_program(self.here.rank, defer=self.defer)
         options = {"compile": self.compile, "accumulate": self.defer}
-        agree(self.here, decisions(self.built, program, options), "the program of a step")
+        agree(self.here, decisions(self.built, program, options), "the program of a step", FOR_A_CALL)
         self.compiled = Compiled(program, self.here.binder(mesh, program), self.compile)
         self._finish: Compiled | None = None
         if any(spec.partial for spec in program.grad_specs.values()):

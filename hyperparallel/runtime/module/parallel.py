@@ -30,7 +30,7 @@ from hyperparallel.layout import Mesh
 from hyperparallel.plan.decide import pinned
 from hyperparallel.plan.plan import Plan
 from hyperparallel.runtime.exec.compiled import Compiled
-from hyperparallel.runtime.job.agreement import agree
+from hyperparallel.runtime.job.agreement import FOR_A_CALL, agree
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.as_dtensor import Presenter, local_piece
 from hyperparallel.runtime.module.choose_mesh import automatic_plan
@@ -180,7 +180,8 @@ class ParallelState:
             model, plan, args, kwargs, grad_outputs=roots, whole_outputs=True, device=device, **more
         )
         program = built.rank_program(self.here.rank, joint=False)
-        agree(self.here, decisions(built, program, {"compile": self.compile}), "the program of a call")
+        decided = decisions(built, program, {"compile": self.compile})
+        agree(self.here, decided, "the program of a call", FOR_A_CALL)
         return built, program
 
     def add(self, kind: Any, built: Built, program: RankProgram) -> None:

@@ -45,6 +45,11 @@ class JointProgram:
         self.grad_names = list(program.grads)
         self.stored: Mapping[str, Spec] = self.built.decisions.stored
 
+    @property
+    def compiled_programs(self) -> list[Compiled]:
+        """What it runs: the program of a batch, and that of `finish` where there is one."""
+        return [self.compiled] if self._finish is None else [self.compiled, self._finish]
+
     def run(
         self,
         leaves: Sequence[Tensor],

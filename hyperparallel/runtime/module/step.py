@@ -29,6 +29,7 @@ from hyperparallel.graph.capture.precision import without_autocast
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
 from hyperparallel.runtime.comm import collectives
+from hyperparallel.runtime.exec.codegen import WaitClock
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.choose_mesh import automatic_plan
 from hyperparallel.runtime.module.joint import JointProgram
@@ -43,8 +44,11 @@ IGNORED_LABEL = -100
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step reports. grad_norm is before clipping, NaN if not asked for; comm_seconds is how long
-    this rank waited for communication."""
+    """What a step reports.
+
+    grad_norm: before clipping, NaN if not asked for. comm_seconds: how long this rank waited for
+    communication; NaN on CUDA, where a wait is an event on the stream and the host goes on.
+    """
 
     loss: float
     grad_norm: float
@@ -127,6 +131,7 @@ class TrainStep:
         self.trained = list(self.program.grad_names)
         self.optimizer = optimizer([(name, self.params[name]) for name in self.trained])
         self._replicas = [self._copies(self.specs[name]) for name in self.trained]
+        self._norm_clock = WaitClock()
 
     def __call__(self, batch: Any) -> StepResult:
         return self.step(batch)
@@ -142,7 +147,10 @@ class TrainStep:
         return StepResult(float(losses), float(norm), self._waited() - waited)
 
     def _waited(self) -> float:
-        return sum(program.compiled.clock.seconds for program in self._programs.values())
+        if self.here.device.type == "cuda":
+            return math.nan
+        run = [one for program in self._programs.values() for one in program.compiled_programs]
+        return sum(one.clock.seconds for one in run) + self._norm_clock.seconds
 
     def gradients(self, batch: Any) -> Tensor:
         """Set `.grad` of the local parameters from a global batch; returns the loss (0-dim tensor)."""
@@ -226,7 +234,8 @@ class TrainStep:
         norms = torch.stack(torch._foreach_norm(grads)).double()
         copies = torch.tensor(self._replicas, dtype=torch.float64, device=norms.device)
         squares = (norms.square() / copies).sum()
-        total = collectives.wait(collectives.all_reduce_start(squares, "sum", self.here.mesh_group)).sqrt()
+        started = collectives.all_reduce_start(squares, "sum", self.here.mesh_group)
+        total = self._norm_clock.wait(started).sqrt()
         assert self.clip is not None
         scale = torch.clamp(self.clip / (total + 1e-6), max=1.0).to(grads[0].dtype)
         torch._foreach_mul_(grads, scale)

@@ -77,9 +77,7 @@ def traced_step(step: TrainStep, batch: Any) -> tuple[StepResult, Timeline]:
 
 def _programs(step: TrainStep) -> Iterator[Compiled]:
     for program in step._programs.values():
-        yield program.compiled
-        if program._finish is not None:
-            yield program._finish
+        yield from program.compiled_programs
 
 
 @contextmanager
@@ -129,6 +127,8 @@ def gathered(
     store: Store = _get_default_store()
     if not here.is_first:
         store.set(f"{key}/{here.rank}", json.dumps([clock, to_chrome_trace(timeline)]))
+    here.barrier()  # so that no `get` waits: it would name no rank
+    if not here.is_first:
         return None
     parts, places = [timeline], [clock]
     for other in here.mesh.ranks[1:]:

@@ -37,6 +37,7 @@ class Compiled:
     _functions: dict[str, Callable[..., tuple[Any, ...]]] = field(default_factory=dict)
     _constants: dict[str, Tensor] = field(default_factory=dict)
     _constants_of: tuple[tuple[int, int], ...] | None = None
+    _read_buffers: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
         self.stages = split_stages(self.program)
@@ -91,6 +92,8 @@ class Compiled:
             names = [n.name for n in self.stages.setup.outputs]
             self._constants = dict(zip(names, made, strict=True))
             self._constants_of = version
+            # Kept alive: the id of a buffer that was freed may be that of the next one.
+            self._read_buffers = tuple(buffers.values())
         return self._constants
 
     def saved_names(self) -> list[str]:

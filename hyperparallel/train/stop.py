@@ -62,9 +62,10 @@ def on_signals(sign: StopSign) -> Iterator[None]:
 
     def ask(number: int, frame: Any) -> None:  # noqa: ARG001 -- a signal handler
         sign.ask()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.SIGINT in caught:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    # A launched rank ignores SIGINT: its launcher decides. That stays so.
+    # A launched rank ignores SIGINT: its launcher decides. That stays so, also after a SIGTERM.
     caught = [s for s in _SIGNALS if signal.getsignal(s) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, ask) for number in caught}
     try:

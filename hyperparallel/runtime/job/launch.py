@@ -75,6 +75,8 @@ def launch(
     """
     if num_ranks < 1:
         raise UserError("num_ranks", num_ranks, "at least 1")
+    if threads is not None and threads < 1:
+        raise UserError("threads", threads, "at least 1, or None: the cores shared out")
     read_settings()
     threads = threads or max(1, host.usable_cores() // num_ranks)
     with _meeting_place(num_ranks, port, collective_timeout) as store, _stop_signals() as stops:

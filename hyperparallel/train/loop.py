@@ -161,9 +161,10 @@ class _Run:
     def resume(self) -> int:
         """Load the newest checkpoint and return its step; 0 when there is none to go on from."""
         keeper = self.keeper
-        if keeper is None or not self.config.resume or keeper.newest() is None:
+        newest = keeper.newest() if keeper is not None and self.config.resume else None
+        if keeper is None or newest is None:
             return 0
-        index = keeper.read_index()
+        index = keeper.read_index(newest)
         saved, here = index.meta.get("data", {}), self._data_facts()
         different = [f"{key} {saved.get(key)}" for key in here if here[key] != saved.get(key)]
         if different:

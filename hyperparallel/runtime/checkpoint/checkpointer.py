@@ -127,10 +127,26 @@ class Checkpointer:
             raise failure
 
     def newest(self) -> int | None:
-        """The step of the newest complete checkpoint, or None; waits for a running save."""
+        """The step of the newest complete checkpoint, or None; the same on all ranks, which call it together.
+
+        Waits for a running save. Rank 0 looks, and the others take its answer: over a network file system
+        they may see the folder as it was a moment ago, and a rank that finds nothing would begin a run anew
+        that the others go on with.
+        """
         self.wait()
-        found = folders.newest(self.folder)
-        return None if found is None else folders.step_of(found)
+        self._exchange.begin("the look for the newest checkpoint")
+        answer = [""]
+
+        def work() -> None:
+            if self.rank == 0:
+                found = folders.newest(self.folder)
+                answer[0] = "" if found is None else str(folders.step_of(found))
+                self._exchange.arrive("newest", answer[0])
+            else:
+                answer[0] = self._exchange.wait_first("newest")
+
+        guarded(self._exchange, work)
+        return int(answer[0]) if answer[0] else None
 
     def load(
         self,

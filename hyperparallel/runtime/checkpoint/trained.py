@@ -90,7 +90,7 @@ def load_checkpoint(
     module, parameters, used = _parts(model, optimizer)
     rank, world = _place()
     with Checkpointer(folder, rank=rank, world=world) as keeper:
-        index = keeper.read_index(step)
+        index = keeper.read_index(keeper.newest() if step is None else step)
         state, aliases = module_state(module)
         if used is not None:
             state |= prepare_optimizer(parameters, used, index)

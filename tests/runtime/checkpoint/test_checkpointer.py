@@ -251,6 +251,23 @@ def test_as_many_stay_as_are_kept(tmp_path: Path, keep: int) -> None:
             )
 
 
+def test_the_newest_is_the_first_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may see the folder as it was before, over a network file system."""
+    real = folders.newest
+
+    def newest(root: Path) -> Path | None:
+        return real(root) if threading.current_thread().name == "rank 0" else None
+
+    def fn(keeper: Checkpointer, rank: int) -> list[int | None]:
+        threading.current_thread().name = f"rank {rank}"
+        before = keeper.newest()
+        keeper.save(5, {"w": torch.ones(2)})
+        return [before, keeper.newest()]
+
+    monkeypatch.setattr(folders, "newest", newest)
+    assert on_ranks(3, tmp_path, fn) == [[None, 5]] * 3
+
+
 def test_a_kill_between_the_renames_loses_nothing(tmp_path: Path) -> None:
     with Checkpointer(tmp_path) as keeper:
         keeper.save(1, {"w": torch.ones(1)})

@@ -62,6 +62,7 @@ def die_with(parent: int, watched: int) -> None:
     which is another process than the parent when a fork server stands between.
     """
     if sys.platform == "linux":
+        # The kernel's parent is the thread that forked: `launch` stays in it until all ranks are gone.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # died before we asked

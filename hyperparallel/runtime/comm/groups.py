@@ -98,6 +98,7 @@ class Groups:
         Members call in the same order; within a call the order does not matter. Raises `UserError` for
         ranks outside the job, `PeerLost` that names the members that did not call in time.
         """
+        # Sorted, as on every other member: two that made common groups in other orders would deadlock.
         keys = sorted({(tuple(ranks), channel) for ranks in wanted})
         for ranks, _ in keys:
             if any(rank >= self.world_size for rank in ranks):
@@ -134,7 +135,9 @@ class Groups:
         if self._connected and group.size > 1 and group.index >= 0:
             seconds = self.timeout.total_seconds()
             why = f"connect group {group.name}"
+            # torch's own joining of a group waits too, but does not say for whom.
             meet_members(f"group/{group.name}", self.rank, ranks, "", seconds, why)
+            # The default process group is there already; another one would double its connections.
             is_world = group.name == "world"
             group.handle = dist.group.WORLD if is_world else new_process_group(ranks, self.timeout)
             group.transport = connect(group, self.timeout, self.transport)
@@ -162,5 +165,6 @@ def new_process_group(ranks: Sequence[int], timeout: timedelta = DEFAULT_TIMEOUT
     made, _ = _new_process_group_helper(
         len(ranks), ranks.index(rank), list(ranks), backend, store, GroupName(name), timeout=timeout
     )
+    # Where torch's own functions look up the ranks of a group (object collectives, DeviceMesh).
     _world.pg_group_ranks[made] = {each: place for place, each in enumerate(ranks)}
     return made

@@ -52,6 +52,7 @@ def totals(xs: Sequence[Tensor], dims: Sequence[int], sizes: PieceSizes) -> list
     [10, 8]
     """
     units = [math.prod(s for d, s in enumerate(x.shape) if d != dim) for x, dim in zip(xs, dims, strict=True)]
+    # By member: sizes are given by tensor.
     counts = zip(*sizes, strict=True)
     return [sum(unit * size for unit, size in zip(units, count, strict=True)) for count in counts]
 

@@ -86,6 +86,7 @@ class Works:
                     f"failed: {f'deadlock: {why}; ' if why else ''}{error}"
                 ) from error
             self.works = []
+            # On CUDA this stream now waits for the collective's: what is freed here goes to work behind that.
             self.keep = None
             if self.finish is not None:
                 self.result, self.finish = self.finish(self.result), None
@@ -153,6 +154,7 @@ class ProcessGroupTransport:
             parts = target.split([unit * size * x.element_size() for size in sizes])
             peers = [p for p in range(self.group.size) if p != self.group.index]
             works = self._exchange(dict.fromkeys(peers, source), {p: parts[p] for p in peers})
+            # While the messages travel.
             parts[self.group.index].copy_(source)
 
         def join(out: Tensor) -> Tensor:
@@ -217,6 +219,7 @@ class ProcessGroupTransport:
         calls = list(zip(xs, dims, sizes, strict=True))
         alone = [math.prod(x.shape[:dim]) == 1 and self._is_direct(x, dim, parts) for x, dim, parts in calls]
         if alone.count(False) == 1:
+            # A single one would be packed and unpacked for nothing.
             alone[alone.index(False)] = True
         if all(alone):
             return Several([one(*call) for call in calls])
@@ -227,6 +230,7 @@ class ProcessGroupTransport:
     def _is_direct(self, x: Tensor, dim: int, sizes: Sequence[int]) -> bool:
         """Whether pieces of `dim` go in direct messages; the same on every member."""
         unit = math.prod(s for d, s in enumerate(x.shape) if d != dim) * x.element_size()
+        # By the largest piece, not by this member's own: all must choose alike.
         return x.is_cpu and unit * max(sizes) >= DIRECT_BYTES
 
     def all_reduce_many(self, xs: Sequence[Tensor], op: str, over: bool = False) -> InFlightMany:

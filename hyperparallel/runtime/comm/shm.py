@@ -213,6 +213,7 @@ class SharedMemoryTransport:
         if self.group.index == root:
             x = x.contiguous()
         out = x.new_empty(tuple(root_shape))
+        # In units of the whole tensor, so one piece is all and the others are empty.
         given = self._array([int(member == root) for member in range(self.group.size)])
         handle = self._all_gather(
             self.comm, x.data_ptr(), out.data_ptr(), given, 1, out.nbytes, _code(x) | _BROADCAST
@@ -283,6 +284,7 @@ class SharedMemoryTransport:
         found = self._arrays.get(key)
         if found is None:
             array = (ctypes.c_int64 * max(1, len(key)))(*key)
+            # Kept: making a ctypes array in every call would show in small collectives.
             found = self._arrays[key] = (array, ctypes.addressof(array))
         return found[1]
 
@@ -299,6 +301,7 @@ def open_shared(group: Group) -> int | str:
         reason = f"rank {group.rank}: {error}"
     if group.size > MAX_MEMBERS:
         reason = f"more than {MAX_MEMBERS} members"
+    # Collective, with no return before: a member that left early would leave the others waiting.
     cards: list[Any] = [None] * group.size
     dist.all_gather_object(cards, (me, descriptor, _machine(), reason), group=group.handle)
     if len({card[2] for card in cards}) > 1:
@@ -307,6 +310,7 @@ def open_shared(group: Group) -> int | str:
     comm = 0
     if not reason:
         try:
+            # Member 0 holds its descriptor until all have mapped the memory: the second round below.
             comm = _map(group, [card[0] for card in cards], cards[0][1])
         except OSError as error:
             reason = f"rank {group.rank} cannot map the memory of rank {group.ranks[0]}: {error}"
@@ -331,6 +335,7 @@ def _memory(size: int) -> int:
 
 def _map(group: Group, pids: list[int], descriptor: int) -> int:
     library = native.library()
+    # Opened anew through /proc: no name in any file system, so nothing is left behind by a kill.
     mine = os.open(f"/proc/{pids[0]}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
         array = (ctypes.c_int64 * group.size)(*pids)
@@ -343,7 +348,7 @@ def _map(group: Group, pids: list[int], descriptor: int) -> int:
 
 
 def _machine() -> str:
-    """Equal for processes that can see each other's /proc entries and run the same code."""
+    """Equal for processes that can see each other's /proc entries and open what is there."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
@@ -357,6 +362,7 @@ def _code(x: Tensor) -> int:
     return _CODES[x.dtype]
 
 
+# Booleans have a number of their own here, though they are reduced as bytes.
 _CODES = {
     kind: _REDUCIBLE.get(kind, 16 + i) if kind is not torch.bool else 8
     for i, kind in enumerate(sorted({k for k in vars(torch).values() if isinstance(k, torch.dtype)}, key=str))

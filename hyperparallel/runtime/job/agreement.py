@@ -37,6 +37,7 @@ def agree(here: Here, decided: Sequence[Decision], about: str, reason: str = "")
         return
     text = json.dumps(decided)
     why = f"agree on {about}" + (f", {reason}" if reason else "")
+    # The decisions only where hashes differ: thousands of words, which each rank reads of every other.
     hashes = _told(here, hashlib.sha256(text.encode()).hexdigest(), why)
     if len(set(hashes)) > 1:
         told = [json.loads(each) for each in _told(here, text, f"compare what they decided for {about}")]

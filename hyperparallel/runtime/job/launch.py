@@ -95,6 +95,7 @@ class _Crew:
 
     def __init__(self, context: Any, num_ranks: int, grace: float, stops: list[int]) -> None:
         self._context, self._grace, self._stops = context, grace, stops
+        # No lock: each rank writes its own number, and a killed rank would take a lock along.
         self.steps = context.RawArray("q", [-1] * num_ranks)
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
@@ -124,6 +125,7 @@ class _Crew:
                 late = [r for r in range(num_ranks) if r not in self._results]
                 raise RunError("\n".join(["timeout: the run did not finish in time", *self._where(late)]))
         if self._failures:
+            # The rank that went away is the cause, but those that miss it may be heard first.
             settled = time.monotonic() + SETTLE_SECONDS
             while all(f.lost for f in self._failures) and time.monotonic() < settled:
                 self._gather(0.05)
@@ -141,12 +143,14 @@ class _Crew:
             running = [p for p in running if p.is_alive()]
         if self._stops:
             for rank in range(len(self._processes)):
+                # Asked, not signalled: SIGTERM would end, in the midst of a step, what stops by itself.
                 self._ask(rank, RankRequest.STOP)
         else:
             for process in running:
                 host.signal_group(process.pid, signal.SIGTERM)
         self._wait_for(running)
         for process in self._processes:
+            # Those that ended too: a process that such a rank started may still run.
             host.signal_group(process.pid, signal.SIGKILL)
             process.join()
         for pipe in self._pipes:
@@ -187,6 +191,7 @@ class _Crew:
         watched: dict[Any, int] = {}
         for rank in open_ranks:
             watched[self._processes[rank].sentinel] = watched[self._pipes[rank]] = rank
+        # Once each, also where a rank's report and its end are both there.
         for rank in dict.fromkeys(watched[ready] for ready in wait_any([*watched], seconds)):
             if not self._receive(rank) and not self._processes[rank].is_alive():
                 self._failures.append(self._death(rank))
@@ -273,5 +278,6 @@ def _stop_signals() -> Iterator[list[int]]:
     try:
         yield stops
     finally:
+        # Only now: a signal between two ranks' ends must not leave the others running.
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -64,6 +64,7 @@ def what_main_does() -> str:
     Costs nothing until it is asked: a collective under way is an object whose method waits, so it stands
     on the stack with its group.
     """
+    # The thread goes on while it is looked at: the answer may be a moment old.
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     stack = list(_outwards(frame))
     if not stack:

@@ -47,6 +47,7 @@ class StopSign:
         if self._store is None:
             return self._is_asked
         if self._is_asked:
+            # The first word stays, so that two ranks that are asked at once cannot name two steps.
             self._store.compare_set(self._key, "", str(step + 2))
         if not self._store.check([self._key]):
             return False

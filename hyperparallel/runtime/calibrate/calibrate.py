@@ -256,7 +256,7 @@ def _collectives(session: Session, work: TimingSizes) -> Iterator[Collective]:
 def _collective(kind: str, count: int, group: Group | None, work: TimingSizes) -> tuple[float, float, float]:
     """Seconds per collective, and this thread's own in its start and its wait.
 
-    All members make the same number of calls, or they would wait for ever. The halves are timed behind other
+    All members make the same number of calls, or they would deadlock. The halves are timed behind other
     work on `between_bytes`, as between the layers of a program: buffers have left the nearest caches.
     """
     start: StartCall = _transfer(kind, count, group) if group else (lambda: None)
@@ -265,6 +265,7 @@ def _collective(kind: str, count: int, group: Group | None, work: TimingSizes) -
         begin = time.perf_counter()
         _both(start)
         longest[0] = time.perf_counter() - begin
+    # Agreed on: another number of calls on one rank would be a deadlock.
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     calls = max(3, min(2000, int(work.stretch_s / float(longest))))
     times, halves = [], []
@@ -318,6 +319,7 @@ def disk_rates(folder: Path, num_bytes: int) -> tuple[float, float]:
         os.fsync(descriptor)
         written = time.perf_counter() - begin
         if hasattr(os, "posix_fadvise"):
+            # Else the file just written is read from memory.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.lseek(descriptor, 0, os.SEEK_SET)
         begin = time.perf_counter()

@@ -106,6 +106,7 @@ class Checkpointer:
         self.wait()
         self._exchange.begin(f"the save of step {step}")
         try:
+            # Now: what JSON cannot hold is an error here, and later changes do not reach the file.
             facts = json.loads(json.dumps(dict(meta or {})))
             part = Index(step=step, world=self.world, meta=facts, aliases=dict(aliases or {}))
             pieces = self._staged(pieces_of(state, self.rank, self.world))
@@ -201,14 +202,17 @@ class Checkpointer:
             source = piece.tensor
             wanted = piece.is_held and (piece.is_writer or self.check_replicas)
             if not wanted:
+                # Named all the same: the merge compares dtype and shape of every name on every rank.
                 empty = source.new_empty(0, device="cpu")
                 staged[name] = _replaced(piece, empty, is_held=False)
                 continue
             buffer = self._host.get(name)
             if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
                 buffer = torch.empty(
+                    # Pinned: a device copies to other memory in two steps. Kept: pinning is slow.
                     source.shape, dtype=source.dtype, pin_memory=source.device.type == "cuda"
                 )
+            # Blocking: the thread that writes the buffer does not look at streams.
             buffer.copy_(source)
             host[name] = buffer
             staged[name] = _replaced(piece, buffer, is_held=True)
@@ -219,6 +223,7 @@ class Checkpointer:
         try:
             guarded(self._exchange, lambda: self._save(step, pieces, part))
         except BaseException as error:
+            # For the next call from outside: raised in this thread, nobody would see it.
             self._failure = error
             if self.rank == 0:
                 folders.abandon(self.folder, step)
@@ -228,14 +233,17 @@ class Checkpointer:
         if self.rank == 0:
             folders.start(root, step)
             exchange.arrive("ready")
+        # Rank 0 has cleared away what killed saves left; before, a file could go with it.
         exchange.wait_first("ready")
         self._write_part(folders.temporary(root, step), pieces, part)
         exchange.arrive("written")
         if self.rank == 0:
+            # Before the rename: what has its name is whole.
             exchange.wait_all("written")
             self._merge_parts(folders.temporary(root, step))
             folders.publish_checkpoint(root, step, self.keep)
             exchange.arrive("published")
+        # No rank's `wait` returns before the checkpoint counts.
         exchange.wait_first("published")
 
     def _write_part(self, folder: Path, pieces: dict[str, LocalPiece], part: Index) -> None:
@@ -249,6 +257,7 @@ class Checkpointer:
                 dtype=dtype_name(piece.tensor.dtype), shape=piece.shape, private=piece.is_private
             )
             if piece.is_held and piece.tensor.numel():
+                # Of every copy, written here or not: the merge compares them.
                 crc = checksum(piece.tensor)
                 file = file_name if name in names else None
                 shape = tuple(piece.tensor.shape)
@@ -265,6 +274,7 @@ class Checkpointer:
         with index.open("w", encoding="utf-8") as out:
             out.write(merge(parts).dump())
             out.flush()
+        # On disk before the rename that publishes it.
         folders.sync(index)
         for path in paths:
             path.unlink()
@@ -279,6 +289,7 @@ class Checkpointer:
         names = _names_in_file(pieces, index, aliases)
         missing = tuple(name for name in pieces if names[name] not in index.tensors)
         used = {names[name] for name in pieces} | set(aliases) | set(state)
+        # Only kinds that are asked for: weights load from a file that has moments too.
         rooms = {_room(name) for name in pieces}
         unexpected = tuple(
             name

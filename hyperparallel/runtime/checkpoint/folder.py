@@ -90,9 +90,11 @@ def temporary(root: Path, step: int) -> Path:
 def publish_checkpoint(root: Path, step: int, keep: int) -> Path:
     """Give the finished temporary folder its name, move `latest`, and remove all but `keep`."""
     target, written = step_folder(root, step), temporary(root, step)
+    # Its entries before its name: after a power cut the new name must not stand for an empty folder.
     sync(written)
     old = target.with_suffix(".replaced")
     if target.exists():
+        # A rename does not replace a folder that has something in it. A kill here: `start` turns it back.
         os.rename(target, old)
     os.rename(written, target)
     sync(root)

@@ -112,6 +112,7 @@ def merge(parts: Iterable[Index]) -> Index:
             for chunk in entry.chunks:
                 places = held.setdefault(name, {})
                 places.setdefault((chunk.offset, chunk.shape), []).append((rank, chunk))
+    # After all parts: only together can they tile a tensor.
     for name, entry in whole.tensors.items():
         entry.chunks = [_one_chunk(name, copies) for copies in held.get(name, {}).values()]
         _check_tiles(name, entry)
@@ -151,6 +152,7 @@ def _check_tiles(name: str, entry: TensorEntry) -> None:
 def _overlap(entry: TensorEntry) -> bool:
     if not entry.shape:
         return len(entry.chunks) > 1
+    # Along the longest dim few pieces are open at once: not every pair is compared.
     sweep = max(range(len(entry.shape)), key=lambda dim: entry.shape[dim])
     active: list[Chunk] = []
     for chunk in sorted(entry.chunks, key=lambda chunk: chunk.offset[sweep]):

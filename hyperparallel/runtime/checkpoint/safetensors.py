@@ -238,6 +238,7 @@ def _plan_file(file_name: str, pieces: Mapping[str, LocalPiece]) -> _File:
         entries[name] = {"dtype": code, "shape": list(piece.shape), "data_offsets": data}
         offsets[name], end = end, end + size
     text = json.dumps(entries, separators=(",", ":")).encode()
+    # The bytes begin at a multiple of 8, as readers that map the file want.
     text += b" " * (-len(text) % 8)
     header = struct.pack("<Q", len(text)) + text
     return _File(
@@ -271,6 +272,7 @@ def _write_slices(path: Path, file: _File, pieces: Mapping[str, LocalPiece]) -> 
             continue
         host = piece.tensor.detach().to("cpu").contiguous()
         raw = host.reshape(host.shape or (1,)).view(_RAW[host.element_size()]).numpy()
+        # Mapped: a slice along a later dim lies in many runs of bytes.
         whole = np.memmap(path, dtype=raw.dtype, mode="r+", offset=at, shape=piece.shape or (1,))
         bounds = zip(piece.offset or (0,), raw.shape, strict=True)
         whole[tuple(slice(start, start + size) for start, size in bounds)] = raw
@@ -290,7 +292,7 @@ def _finish(
     for path in temporary.iterdir():
         sync(path)
     sync(temporary)
-    if target.exists():
+    if target.exists():  # empty: another one was refused before anything was written
         target.rmdir()
     os.rename(temporary, target)
     sync(target.parent)

@@ -146,6 +146,7 @@ def step_parameters(step: TrainStep) -> dict[str, StateValue]:
     parameters: dict[str, StateValue] = {}
     for name, tensor in step.params.items():
         spec, path = step.specs[name], f"model/{bare_path(name)}"
+        # A checkpoint has a tied weight under its first path; the step may know it by another.
         path = aliases.get(path, path).removeprefix("model/")
         parameters[path] = Local(tensor, spec.layout(), spec.shape)
     return parameters

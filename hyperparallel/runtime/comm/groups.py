@@ -155,7 +155,7 @@ def new_process_group(ranks: Sequence[int], timeout: timedelta = DEFAULT_TIMEOUT
 
     What `torch.distributed.new_group` does, under a name that the members agree on: with local
     synchronisation torch puts the number of all groups of the process in the name, which differs between
-    ranks that are in different numbers of groups, and they wait for ever (torch 2.13).
+    ranks that are in different numbers of groups, and they deadlock (torch 2.13).
     """
     rank, store = dist.get_rank(), _get_default_store()
     label = "-".join(map(str, ranks))

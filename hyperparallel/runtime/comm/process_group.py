@@ -79,6 +79,7 @@ class Works:
                     work.wait()
             except RuntimeError as error:
                 group = self.group
+                # gloo speaks of a connection that was closed; at a deadline it does not say whom it misses.
                 kind = PeerLost if "onnection" in str(error) else RunError
                 why = why_peers_wait(group.rank, group.ranks)
                 raise kind(
@@ -344,8 +345,8 @@ class ProcessGroupTransport:
             # a third less CPU time than a send and a receive for 512 KB, the same for 28 MB (torch 2.13).
             return [self._exchange_of_two(sends, recvs)]
         if device is not None:
-            # NCCL runs the messages of a pair one by one: two members that receive first would wait for
-            # each other for ever, unless all messages start as one (private names, checked on torch 2.13).
+            # NCCL runs the messages of a pair one by one: two members that receive first would
+            # deadlock, unless all messages start as one (private names, checked on torch 2.13).
             self.handle._start_coalescing(device)
         works = [self.handle.recv([b], peer, 0) for peer, b in recvs.items()]
         works += [self.handle.send([b], peer, 0) for peer, b in sends.items()]

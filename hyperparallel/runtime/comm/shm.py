@@ -99,6 +99,7 @@ class SharedMemoryTransport:
         self.spins = SPINS if host.usable_cores() >= group.size else 0
         self._strange = (ctypes.c_uint64 * 2)()
         self.strange = ctypes.addressof(self._strange)
+        # Bound once: looking a function up in the library would be part of every collective.
         self.wait = library.hp_wait
         self._all_reduce, self._all_gather = library.hp_all_reduce, library.hp_all_gather
         self._reduce_scatter, self._all_to_all = library.hp_reduce_scatter, library.hp_all_to_all
@@ -114,6 +115,7 @@ class SharedMemoryTransport:
             x = x.contiguous()
         out = x if over else torch.empty_like(x)
         handle = self._all_reduce(self.comm, x.data_ptr(), out.data_ptr(), x.nbytes, kind, _OPS[op])
+        # No handle: the peers' data was there, and all is done.
         return DeferredCollective(self, handle, out, x) if handle else Ready(out)
 
     def all_gather(self, x: Tensor, dim: int, sizes: Sequence[int]) -> InFlight:
@@ -274,6 +276,7 @@ class SharedMemoryTransport:
         raise error
 
     def _fallback(self, op: str) -> Transport:
+        # For good: one member gave up midway, so nobody knows whose message comes next on a ring.
         if self._broken:
             raise PeerLost(f"{op} after a failed collective: {self._broken}")
         return self.others
@@ -319,7 +322,7 @@ def open_shared(group: Group) -> int | str:
         dist.all_gather_object(outcomes, reason, group=group.handle)
         reason = next((outcome for outcome in outcomes if outcome), "")
     if descriptor >= 0:
-        os.close(descriptor)
+        os.close(descriptor)  # the mappings keep the memory
     return reason or comm
 
 

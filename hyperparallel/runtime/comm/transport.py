@@ -41,6 +41,7 @@ def connect(group: Group, timeout: timedelta, kind: str = "auto") -> Transport:
         # NCCL connects in the first collective, which may be a permute that a member has no part in.
         collectives.wait(transport.all_reduce(torch.zeros(1, device="cuda"), "sum"))
     elif kind == "auto":
+        # On all members or on none: they answer alike, also where one of them could not.
         shared = open_shared(group)
         if isinstance(shared, str):
             level = logging.WARNING if group.index == 0 else logging.DEBUG

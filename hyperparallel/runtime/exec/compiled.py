@@ -85,6 +85,7 @@ class Compiled:
 
     def constants(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What setup makes of the buffers (name -> local tensor), made again only if they changed."""
+        # By identity and version: comparing values would read all of them in every call.
         version = tuple((id(x), x._version) for x in buffers.values())
         if version != self._constants_of:
             values = {self.program.buffers[name]: x for name, x in buffers.items()}

@@ -131,7 +131,7 @@ def certify_built(
     mesh = built.decisions.mesh
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     rows = [_placeholders(program, built, params, buffers, leaves, truth) for program in programs]
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # the state in which the plain run began
     with torch.no_grad():
         results = Lockstep(programs, lambda rank, axes: mesh.group(rank, axes)).run(rows)
     same_random = bool(torch.equal(torch.get_rng_state(), drawn))
@@ -216,7 +216,7 @@ def _dense(
     """Results and gradients of the plain module, and the random state after both."""
     modes = [(part, part.training) for part in model.modules()]
     kept = {name: b.detach().clone() for name, b in model.named_buffers()}
-    if not model.training:
+    if not model.training:  # else `train` would end the evaluation mode of its parts
         model.train()
     torch.manual_seed(seed)
     device = batch_device(flatten((tuple(args), dict(kwargs)))[1])
@@ -254,6 +254,7 @@ def assemble(pieces: Sequence[Tensor], spec: Spec | None, ranks: Sequence[int]) 
     """The whole tensor from every rank's piece, and whether equal pieces are bit-equal."""
     if spec is None or spec.is_whole():
         return pieces[0], all(bool(_alike(pieces[0], p).all()) for p in pieces[1:])
+    # NaN where no rank has a piece: a hole cannot pass for a value.
     whole = torch.full(spec.shape, float("nan")).to(pieces[0].dtype)
     for piece, rank in zip(pieces, ranks, strict=True):
         local_piece(whole, spec, rank).copy_(piece)

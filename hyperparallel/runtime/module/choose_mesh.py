@@ -86,6 +86,7 @@ def candidates(
     for plan in meshes(ranks):
         try:
             built = build(model, plan, args, kwargs, rates=rates, **how)
+        # A mesh that this model does not fit is no candidate; the last reason is told if none is left.
         except (PlanError, LayoutError) as error:
             refused = error
             continue
@@ -133,11 +134,13 @@ def automatic_plan(
     answer: list[Any] = [None]
     if not joined or dist.get_rank() == 0:
         try:
+            # On one rank: solvers of equal ranks may still stop at different answers.
             found = candidates(model, ranks, args, kwargs, rates=rates, **how)
             answer = [first_that_fits(found, memory_bytes or _memory()).to_yaml()]
         except Exception as error:
             answer = [_portable(error)]
     if joined:
+        # As text: a plan that is read again is what a user could have written.
         dist.broadcast_object_list(answer, src=0)
     if isinstance(answer[0], Exception):
         raise answer[0]

@@ -68,6 +68,7 @@ class JointProgram:
         values |= {name: buffers[path] for path, name in program.buffers.items()}
         for path, name in program.tangents.items():
             kind = self.built.workload.values[self.built.workload.tangents[path]].dtype
+            # As the loss's gradient the weight scales all gradients, with no pass over them afterwards.
             values[name] = torch.full(
                 (), weight, dtype=getattr(torch, kind), device=self.here.device
             )
@@ -75,6 +76,7 @@ class JointProgram:
         results = self.compiled.run("joint", values)
         count = self.compiled.num_results
         for path, new in zip(program.mutations, results[len(program.outputs) : count], strict=True):
+            # Into the model's own buffer, which others may hold.
             buffers[path].copy_(new)
         return results[0], list(results[count : count + len(program.grads)])
 

@@ -125,6 +125,7 @@ class TrainStep:
         )
         make_parallel(model, self.state, self.program.built)
         self.params = {
+            # Plain tensors over the DTensors' memory: an optimizer pays no DTensor dispatch.
             name: nn.Parameter(local_of(self.model.get_parameter(name))) for name in self.program.param_names
         }
         self.specs: Mapping[str, Spec] = self.program.stored
@@ -143,7 +144,9 @@ class TrainStep:
         norm = self._clip() if self.clip is not None else math.nan
         self.optimizer.step()
         for name in self.trained:
+            # Dropped, not zeroed: the next step's first gradient takes its place without an addition.
             self.params[name].grad = None
+        # Here the host waits for a device.
         return StepResult(float(losses), float(norm), self._waited() - waited)
 
     def _waited(self) -> float:
@@ -163,6 +166,7 @@ class TrainStep:
         totals: dict[Any, tuple[JointProgram, list[Tensor]]] = {}
         loss = torch.zeros((), device=self.here.device)
         for micro, weight in zip(micros, weights, strict=True):
+            # No label of it counts: its mean is 0 / 0, and NaN * 0 is NaN.
             if weight == 0.0 and len(micros) > 1:
                 continue
             program, leaves = self._program(micro)
@@ -171,6 +175,7 @@ class TrainStep:
             # A micro-batch of another size may leave its gradients in other layouts.
             layouts = tuple(program.compiled.program.grad_specs.values())
             if layouts in totals:
+                # In place: a program hands out gradients that are nobody else's.
                 torch._foreach_add_(totals[layouts][1], grads)
             else:
                 totals[layouts] = program, grads
@@ -231,12 +236,14 @@ class TrainStep:
     def _clip(self) -> Tensor:
         """Scale gradients to a global norm of at most `clip`; returns the norm before."""
         grads = [g for n in self.trained if (g := self.params[n].grad) is not None]
+        # In float64: the square of 256 overflows in float16.
         norms = torch.stack(torch._foreach_norm(grads)).double()
         copies = torch.tensor(self._replicas, dtype=torch.float64, device=norms.device)
         squares = (norms.square() / copies).sum()
         started = collectives.all_reduce_start(squares, "sum", self.here.mesh_group)
         total = self._norm_clock.wait(started).sqrt()
         assert self.clip is not None
+        # As torch.nn.utils.clip_grad_norm_ does, its 1e-6 too.
         scale = torch.clamp(self.clip / (total + 1e-6), max=1.0).to(grads[0].dtype)
         torch._foreach_mul_(grads, scale)
         return total

@@ -6,6 +6,7 @@ strides of the input. Sizes
 may be uneven or zero. Bytes are moved by the group's transport: a torch process group (`process_group.py`)
 or shared memory (`shm.py`). A group of one rank never communicates and hands its input back.
 
+What a collective was given must not change before its wait is over: transports read it until then.
 Several collectives of a group may be under way at once, waited for in any order; every member must
 start them in the same order. `HYPERPARALLEL_DEBUG=collectives` checks that they do (`debug.py`).
 

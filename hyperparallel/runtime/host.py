@@ -87,9 +87,11 @@ def lead_process_group() -> None:
     os.setpgid(0, 0)
 
 
-def signal_group(pid: int, number: int) -> None:
-    """Send a signal to process `pid` and every process of the group that it leads."""
-    for send in (os.killpg, os.kill):
+def signal_group(pid: int, number: int, has_ended: bool = False) -> None:
+    """Send a signal to process `pid` and every process of the group that it leads, or led."""
+    # Of one that has ended only the group: its number may be another process's by now, but not as long as
+    # its group has a member.
+    for send in (os.killpg,) if has_ended else (os.killpg, os.kill):
         try:
             send(pid, number)
             return

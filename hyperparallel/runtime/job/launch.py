@@ -151,7 +151,7 @@ class _Crew:
         self._wait_for(running)
         for process in self._processes:
             # Those that ended too: a process that such a rank started may still run.
-            host.signal_group(process.pid, signal.SIGKILL)
+            host.signal_group(process.pid, signal.SIGKILL, has_ended=not process.is_alive())
             process.join()
         for pipe in self._pipes:
             pipe.close()

@@ -33,7 +33,7 @@ from hyperparallel.runtime.checkpoint.index import (
     read_index,
 )
 from hyperparallel.runtime.checkpoint.record import CheckpointState, LocalPiece, checksum, pieces_of
-from hyperparallel.runtime.checkpoint.status import Exchange, guarded
+from hyperparallel.runtime.checkpoint.status import DEADLINE_SECONDS, PATIENCE_SECONDS, Exchange, guarded
 from hyperparallel.runtime.checkpoint.storage import (
     CheckpointReader,
     CheckpointWriter,
@@ -78,8 +78,8 @@ class Checkpointer:
         store: Store | None = None,
         keep: int = 3,
         check_replicas: bool = True,
-        patience: float = 8.0,
-        deadline: float = 1800.0,
+        patience: float = PATIENCE_SECONDS,
+        deadline: float = DEADLINE_SECONDS,
     ) -> None:
         if keep < 0:
             raise UserError("keep", keep, "0 (all) or more")

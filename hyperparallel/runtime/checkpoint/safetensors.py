@@ -34,7 +34,7 @@ from hyperparallel.layout.carried import check_stored
 from hyperparallel.runtime.checkpoint.folder import sync
 from hyperparallel.runtime.checkpoint.model import module_state
 from hyperparallel.runtime.checkpoint.record import CheckpointState, LocalPiece, StateValue, pieces_of
-from hyperparallel.runtime.checkpoint.status import Exchange, guarded
+from hyperparallel.runtime.checkpoint.status import DEADLINE_SECONDS, PATIENCE_SECONDS, Exchange, guarded
 
 _CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -108,7 +108,7 @@ def export_safetensors(
     """
     target = Path(folder)
     temporary = target.with_name(target.name + ".tmp")
-    exchange = Exchange(store, rank, world, patience=8.0, deadline=1800.0)
+    exchange = Exchange(store, rank, world, PATIENCE_SECONDS, DEADLINE_SECONDS)
     exchange.begin(f"the export to {target}")
 
     def work() -> None:

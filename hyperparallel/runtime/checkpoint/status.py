@@ -23,6 +23,9 @@ from hyperparallel.errors import RunError
 
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.01, 0.4
 
+PATIENCE_SECONDS, DEADLINE_SECONDS = 8.0, 1800.0
+"""Silence after which a rank counts as dead; the longest wait for one that lives, and may be writing."""
+
 
 class Exchange:
     """This rank's side of the agreement; with one rank every call returns at once."""

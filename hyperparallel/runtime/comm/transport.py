@@ -35,7 +35,7 @@ def connect(group: Group, timeout: timedelta, kind: str = "auto") -> Transport:
     if kind == "auto":
         kind = settings.get("HYPERPARALLEL_TRANSPORT", "auto")
     if kind not in VARIABLES["HYPERPARALLEL_TRANSPORT"]:
-        raise UserError("kind", kind, " or ".join(VARIABLES["HYPERPARALLEL_TRANSPORT"]))
+        raise UserError("transport", kind, " or ".join(VARIABLES["HYPERPARALLEL_TRANSPORT"]))
     transport: Transport = ProcessGroupTransport(group)
     if job_device() == "cuda":
         # NCCL connects in the first collective, which may be a permute that a member has no part in.

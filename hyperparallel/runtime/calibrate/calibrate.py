@@ -101,6 +101,7 @@ def measure(
     """
     work = work or TimingSizes()
     found: list[RankTimings] = launch(_measure, ranks, args=(work,), timeout=600, threads=threads)
+    # Seconds of a thread leave out how long it waited for a core; a step of such ranks does not.
     turns = max(1.0, ranks * found[0].threads / cores)
     alone = {key: _middle([one.stretches[key] for one in found]) for key in found[0].stretches}
     best = {key: turns * seconds for key, seconds in alone.items()}
@@ -280,6 +281,7 @@ def _collective(kind: str, count: int, group: Group | None, work: TimingSizes) -
             others.add_(1.0)
             halves.append(_both(start))
     starting, waiting = (statistics.median(column) for column in zip(*halves, strict=True))
+    # The shortest by the clock: whatever else the machine does only makes a wait longer.
     return (min(times), starting, waiting) if group else (0.0, 0.0, 0.0)
 
 

@@ -203,7 +203,7 @@ class CheckpointReader(StorageReader):
             given = f"{self.folder / file}: {name} is {stored.dtype} {list(stored.shape)}"
             raise CheckpointError("checkpoint", given, f"{entry.dtype} {list(chunk.shape)}")
         assert key.offset is not None
-        if chunk.crc32 is not None and (name, key.offset) not in self._verified:
+        if (name, key.offset) not in self._verified:
             if checksum(stored) != chunk.crc32:
                 given = f"{self.folder / file}: the bytes of {name} differ from their checksum"
                 raise CheckpointError("checkpoint", given, "an undamaged file")

@@ -65,6 +65,7 @@ def packed_whole(xs: Sequence[Tensor]) -> Tensor:
 def packed_pieces(xs: Sequence[Tensor], dims: Sequence[int], sizes: PieceSizes) -> Tensor:
     """Whole tensors, cut for all members."""
     cut = [x.split(list(parts), dim) for x, dim, parts in zip(xs, dims, sizes, strict=True)]
+    # By member first: what one member gets must be one run of the message.
     return torch.cat([piece.reshape(-1) for pieces in zip(*cut, strict=True) for piece in pieces])
 
 

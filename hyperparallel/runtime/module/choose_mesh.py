@@ -102,6 +102,7 @@ def rank_bytes(built: Built) -> float:
     decided, values = built.decisions, built.workload.values
     total = 0.0
     for name, value in built.workload.params.items():
+        # What is frozen has neither a gradient nor moments.
         copies = STATE_COPIES if name in built.workload.grads else 1
         total += copies * _held(values[value], decided.stored[name])
     for op in built.workload.ops:

@@ -86,6 +86,7 @@ def _noting(compiled: Compiled, clock: _Clock, runs: list[tuple[Compiled, Moment
     length = len(compiled.nodes("joint")) + 1
 
     def mark() -> None:
+        # A new run: of another program, or of this one once all its moments are noted.
         if not runs or runs[-1][0] is not compiled or len(runs[-1][1]) == length:
             runs.append((compiled, []))
         runs[-1][1].append(clock.now())

@@ -48,6 +48,10 @@ class UserError(HyperParallelError, ValueError):
         message = f"{field}: got {given!r}; allowed: {allowed}"
         super().__init__(message + (f"; write {instead} instead" if instead else ""))
 
+    def __reduce__(self) -> tuple[type[UserError], tuple[object, ...]]:
+        # What is given may not pickle; its words are in the message anyway.
+        return type(self), (self.field, Words(repr(self.given)), self.allowed, self.instead)
+
 
 class LayoutError(UserError):
     """A mesh or layout that makes no sense, or does not fit its tensor."""

@@ -62,6 +62,7 @@ def die_with(parent: int, watched: int) -> None:
     which is another process than the parent when a fork server stands between.
     """
     if sys.platform == "linux":
+        # The kernel's parent is the thread that forked: `launch` stays in it until all ranks are gone.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # died before we asked
@@ -86,9 +87,11 @@ def lead_process_group() -> None:
     os.setpgid(0, 0)
 
 
-def signal_group(pid: int, number: int) -> None:
-    """Send a signal to process `pid` and every process of the group that it leads."""
-    for send in (os.killpg, os.kill):
+def signal_group(pid: int, number: int, has_ended: bool = False) -> None:
+    """Send a signal to process `pid` and every process of the group that it leads, or led."""
+    # Of one that has ended only the group: its number may be another process's by now, but not as long as
+    # its group has a member.
+    for send in (os.killpg,) if has_ended else (os.killpg, os.kill):
         try:
             send(pid, number)
             return

@@ -72,4 +72,5 @@ class Batches:
             self._order = np.random.RandomState(bits).permutation(self.num_windows)
             self._epoch = epoch
         start = int(self._order[index]) * self.seq_len
+        # int64 for embeddings; it also copies, out of the read-only mapping.
         return np.asarray(self.tokens.ids[start : start + self.seq_len], dtype=np.int64)

@@ -56,8 +56,10 @@ def publish(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        # Made private before the first byte: the mode is not that of the process's umask.
         os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
         yield temporary
+        # Before the rename: after a power cut the name must not stand for an empty file.
         flush(temporary)
         os.replace(temporary, path)
     except OSError as error:

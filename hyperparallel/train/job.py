@@ -94,6 +94,7 @@ def single_device_losses(job: TrainJob, steps: int) -> list[float]:
 def make_model(job: TrainJob) -> nn.Module:
     """The model with the weights that the seed gives, in the run's dtype."""
     torch.manual_seed(job.config.seed)
+    # In the run's dtype after making: the numbers drawn are those of float32 in every dtype.
     return job.model(job.config).to(getattr(torch, job.config.dtype))
 
 

@@ -120,6 +120,7 @@ class _Run:
             if config.checkpoint_every and (step + 1) % config.checkpoint_every == 0:
                 self.save(step + 1)
                 saved = step + 1
+        # Also after a stop: the last step done is not lost.
         if first + len(losses) > saved:
             self.save(first + len(losses))
         return losses
@@ -161,9 +162,10 @@ class _Run:
     def resume(self) -> int:
         """Load the newest checkpoint and return its step; 0 when there is none to go on from."""
         keeper = self.keeper
-        if keeper is None or not self.config.resume or keeper.newest() is None:
+        newest = keeper.newest() if keeper is not None and self.config.resume else None
+        if keeper is None or newest is None:
             return 0
-        index = keeper.read_index()
+        index = keeper.read_index(newest)
         saved, here = index.meta.get("data", {}), self._data_facts()
         different = [f"{key} {saved.get(key)}" for key in here if here[key] != saved.get(key)]
         if different:
@@ -171,10 +173,12 @@ class _Run:
             allowed = f"a run on the same data: {here}"
             raise CheckpointError("run_folder", given, allowed, "a new run_folder, or resume=false")
         generators = empty_random_state(index, self.rank)
+        # Moments are allocated by the index: an optimizer that has not stepped has none to fill.
         state = {**self.step_fn.state(index), **generators}
         loaded = keeper.load(state, step=index.step, aliases=self.step_fn.aliases())
         self.step_fn.load_state(loaded.meta["step_fn"])
         self.batches.position = loaded.meta["position"]
+        # Last: what was built and allocated before may have drawn numbers.
         restore_random_state(generators)
         return loaded.step
 

@@ -52,6 +52,7 @@ class MetricsFile:
     def __init__(self, path: Path, first_step: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
+            # Steps behind the checkpoint are done again; each must stand in the file once.
             _drop_from(path, first_step)
         self._out = path.open("a", encoding="utf-8")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import torch
@@ -119,8 +120,4 @@ class ShardedStep(_OptimizerStep):
         self.train_step = train_step
 
     def step(self, batch: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
-        result = self.train_step.step(batch)
-        comm_seconds = float(getattr(result, "comm_seconds", math.nan))
-        return {
-            "loss": result.loss, "grad_norm": result.grad_norm, "comm_seconds": comm_seconds
-        }  # fmt: skip
+        return asdict(self.train_step.step(batch))

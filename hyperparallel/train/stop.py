@@ -47,6 +47,7 @@ class StopSign:
         if self._store is None:
             return self._is_asked
         if self._is_asked:
+            # The first word stays, so that two ranks that are asked at once cannot name two steps.
             self._store.compare_set(self._key, "", str(step + 2))
         if not self._store.check([self._key]):
             return False
@@ -62,9 +63,10 @@ def on_signals(sign: StopSign) -> Iterator[None]:
 
     def ask(number: int, frame: Any) -> None:  # noqa: ARG001 -- a signal handler
         sign.ask()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.SIGINT in caught:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    # A launched rank ignores SIGINT: its launcher decides. That stays so.
+    # A launched rank ignores SIGINT: its launcher decides. That stays so, also after a SIGTERM.
     caught = [s for s in _SIGNALS if signal.getsignal(s) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, ask) for number in caught}
     try:

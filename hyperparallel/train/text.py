@@ -39,6 +39,7 @@ class TextSource:
             for text in _read(path):
                 raw_bytes = len(text.encode("utf-8"))
                 if left is not None and raw_bytes > left:
+                    # The cut may fall inside a character; its bytes are left out.
                     cut = text.encode("utf-8")[:left].decode("utf-8", errors="ignore")
                     if cut:
                         yield cut
@@ -75,6 +76,7 @@ def text_source(data: str | Path | None = None, max_bytes: int | None = None) ->
             return TextSource(root.parent.absolute(), (root.absolute(),), max_bytes)
         root = root.absolute()
         found = [p for p in root.rglob("*") if p.suffix in TEXT_SUFFIXES and p.is_file()]
+    # Not the order of the file system, which differs between machines.
     files = sorted(found, key=lambda path: _order(path.relative_to(root)))
     if not files:
         allowed = "a folder with at least one file that ends in " + ", ".join(TEXT_SUFFIXES)

@@ -105,6 +105,7 @@ def write_tokens(
 
     Raises `DataError` when there is no text, `OSError` (path and sizes) when the disk is full.
     """
+    # Little endian whatever the machine: the file may be copied to another one.
     dtype = np.dtype("<u2") if tokenizer.vocab_size <= 1 << 16 else np.dtype("<u4")
     digest, count = hashlib.blake2b(digest_size=16), 0
     with publish(path) as temporary:

@@ -8,6 +8,7 @@ meets a pause of the machine. A run that is shorter leaves the trace of an earli
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -45,7 +46,7 @@ class TracedSteps(ShardedStep):
         result, self.traced[self.calls] = traced_step(self.train_step, batch)
         if self.calls in WRITTEN:
             self._write()
-        return {"loss": result.loss, "grad_norm": result.grad_norm, "comm_seconds": result.comm_seconds}
+        return asdict(result)
 
     def _write(self) -> None:
         here, calls = self.train_step.here, list(self.traced)

@@ -1,8 +1,10 @@
-"""What is asked of the operating system: memory that a training process keeps."""
+"""What is asked of the operating system: memory that a training process keeps, ends of processes."""
 
 from __future__ import annotations
 
 import resource
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -25,6 +27,18 @@ def faults_after_warm_up(rank: int) -> int:
         del tensors
 
     return min(faults_of(step) for _ in range(8))  # the heap of a forked process settles first
+
+
+@pytest.mark.fake
+def test_a_number_that_an_ended_process_had_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    signalled: list[int] = []
+    monkeypatch.setattr(host.os, "kill", lambda pid, number: signalled.append(pid))
+    host.signal_group(ended.pid, signal.SIGKILL, has_ended=True)
+    assert signalled == []
+    host.signal_group(ended.pid, signal.SIGKILL)  # one that leads no group yet
+    assert signalled == [ended.pid]
 
 
 @pytest.mark.procs

@@ -147,6 +147,21 @@ def test_a_second_interrupt_is_not_held_back() -> None:
 
 
 @pytest.mark.fake
+def test_an_interrupt_that_is_ignored_stays_so() -> None:
+    """As in a launched rank, whose launcher decides: also while and after a SIGTERM stops the run."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        sign = StopSign(0, 1)
+        with on_signals(sign):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+            assert sign.before(0) and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.fake
 def test_a_stop_is_the_same_step_on_all_ranks() -> None:
     """Ranks in lockstep (a barrier a step), asked at different moments: nobody waits alone."""
     for asked_at in range(6):

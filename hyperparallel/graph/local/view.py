@@ -53,10 +53,12 @@ def _slice(local: LocalOp) -> tuple[Any, ...]:
     dim = local.argument(1, "dim", 0) % len(dims)
     # Start and end count in the whole tensor, and may be negative or beyond it.
     whole = local.global_shape(dims)[dim]
-    start, _ = bounds(whole, local.argument(2, "start"), local.argument(3, "end"))
-    part = _part(local, dims[dim], start)
-    if part is None:
+    ends = local.argument(2, "start"), local.argument(3, "end")
+    part = _part(local, dims[dim], bounds(whole, *ends)[0])
+    if part is None and local.argument(4, "step", 1) != 1:
         return local.call()
+    # Within the dim: `x[:, :100]` of fewer is a slice, but no `narrow`, as which a program runs it.
+    part = part or bounds(local.shape(dims)[dim], *ends)
     return (local.emit(aten.slice.Tensor, local.args[0], dim, *part),)
 
 

@@ -101,6 +101,7 @@ def measure(
     """
     work = work or TimingSizes()
     found: list[RankTimings] = launch(_measure, ranks, args=(work,), timeout=600, threads=threads)
+    # Seconds of a thread leave out how long it waited for a core; a step of such ranks does not.
     turns = max(1.0, ranks * found[0].threads / cores)
     alone = {key: _middle([one.stretches[key] for one in found]) for key in found[0].stretches}
     best = {key: turns * seconds for key, seconds in alone.items()}
@@ -256,7 +257,7 @@ def _collectives(session: Session, work: TimingSizes) -> Iterator[Collective]:
 def _collective(kind: str, count: int, group: Group | None, work: TimingSizes) -> tuple[float, float, float]:
     """Seconds per collective, and this thread's own in its start and its wait.
 
-    All members make the same number of calls, or they would wait for ever. The halves are timed behind other
+    All members make the same number of calls, or they would deadlock. The halves are timed behind other
     work on `between_bytes`, as between the layers of a program: buffers have left the nearest caches.
     """
     start: StartCall = _transfer(kind, count, group) if group else (lambda: None)
@@ -265,6 +266,7 @@ def _collective(kind: str, count: int, group: Group | None, work: TimingSizes) -
         begin = time.perf_counter()
         _both(start)
         longest[0] = time.perf_counter() - begin
+    # Agreed on: another number of calls on one rank would be a deadlock.
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     calls = max(3, min(2000, int(work.stretch_s / float(longest))))
     times, halves = [], []
@@ -279,6 +281,7 @@ def _collective(kind: str, count: int, group: Group | None, work: TimingSizes) -
             others.add_(1.0)
             halves.append(_both(start))
     starting, waiting = (statistics.median(column) for column in zip(*halves, strict=True))
+    # The shortest by the clock: whatever else the machine does only makes a wait longer.
     return (min(times), starting, waiting) if group else (0.0, 0.0, 0.0)
 
 
@@ -318,6 +321,7 @@ def disk_rates(folder: Path, num_bytes: int) -> tuple[float, float]:
         os.fsync(descriptor)
         written = time.perf_counter() - begin
         if hasattr(os, "posix_fadvise"):
+            # Else the file just written is read from memory.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.lseek(descriptor, 0, os.SEEK_SET)
         begin = time.perf_counter()

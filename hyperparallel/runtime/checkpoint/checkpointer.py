@@ -33,7 +33,7 @@ from hyperparallel.runtime.checkpoint.index import (
     read_index,
 )
 from hyperparallel.runtime.checkpoint.record import CheckpointState, LocalPiece, checksum, pieces_of
-from hyperparallel.runtime.checkpoint.status import Exchange, guarded
+from hyperparallel.runtime.checkpoint.status import DEADLINE_SECONDS, PATIENCE_SECONDS, Exchange, guarded
 from hyperparallel.runtime.checkpoint.storage import (
     CheckpointReader,
     CheckpointWriter,
@@ -78,8 +78,8 @@ class Checkpointer:
         store: Store | None = None,
         keep: int = 3,
         check_replicas: bool = True,
-        patience: float = 8.0,
-        deadline: float = 1800.0,
+        patience: float = PATIENCE_SECONDS,
+        deadline: float = DEADLINE_SECONDS,
     ) -> None:
         if keep < 0:
             raise UserError("keep", keep, "0 (all) or more")
@@ -106,6 +106,7 @@ class Checkpointer:
         self.wait()
         self._exchange.begin(f"the save of step {step}")
         try:
+            # Now: what JSON cannot hold is an error here, and later changes do not reach the file.
             facts = json.loads(json.dumps(dict(meta or {})))
             part = Index(step=step, world=self.world, meta=facts, aliases=dict(aliases or {}))
             pieces = self._staged(pieces_of(state, self.rank, self.world))
@@ -127,10 +128,26 @@ class Checkpointer:
             raise failure
 
     def newest(self) -> int | None:
-        """The step of the newest complete checkpoint, or None; waits for a running save."""
+        """The step of the newest complete checkpoint, or None; the same on all ranks, which call it together.
+
+        Waits for a running save. Rank 0 looks, and the others take its answer: over a network file system
+        they may see the folder as it was a moment ago, and a rank that finds nothing would begin a run anew
+        that the others go on with.
+        """
         self.wait()
-        found = folders.newest(self.folder)
-        return None if found is None else folders.step_of(found)
+        self._exchange.begin("the look for the newest checkpoint")
+        answer = [""]
+
+        def work() -> None:
+            if self.rank == 0:
+                found = folders.newest(self.folder)
+                answer[0] = "" if found is None else str(folders.step_of(found))
+                self._exchange.arrive("newest", answer[0])
+            else:
+                answer[0] = self._exchange.wait_first("newest")
+
+        guarded(self._exchange, work)
+        return int(answer[0]) if answer[0] else None
 
     def load(
         self,
@@ -185,14 +202,17 @@ class Checkpointer:
             source = piece.tensor
             wanted = piece.is_held and (piece.is_writer or self.check_replicas)
             if not wanted:
+                # Named all the same: the merge compares dtype and shape of every name on every rank.
                 empty = source.new_empty(0, device="cpu")
                 staged[name] = _replaced(piece, empty, is_held=False)
                 continue
             buffer = self._host.get(name)
             if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
                 buffer = torch.empty(
+                    # Pinned: a device copies to other memory in two steps. Kept: pinning is slow.
                     source.shape, dtype=source.dtype, pin_memory=source.device.type == "cuda"
                 )
+            # Blocking: the thread that writes the buffer does not look at streams.
             buffer.copy_(source)
             host[name] = buffer
             staged[name] = _replaced(piece, buffer, is_held=True)
@@ -203,6 +223,7 @@ class Checkpointer:
         try:
             guarded(self._exchange, lambda: self._save(step, pieces, part))
         except BaseException as error:
+            # For the next call from outside: raised in this thread, nobody would see it.
             self._failure = error
             if self.rank == 0:
                 folders.abandon(self.folder, step)
@@ -212,14 +233,17 @@ class Checkpointer:
         if self.rank == 0:
             folders.start(root, step)
             exchange.arrive("ready")
+        # Rank 0 has cleared away what killed saves left; before, a file could go with it.
         exchange.wait_first("ready")
         self._write_part(folders.temporary(root, step), pieces, part)
         exchange.arrive("written")
         if self.rank == 0:
+            # Before the rename: what has its name is whole.
             exchange.wait_all("written")
             self._merge_parts(folders.temporary(root, step))
             folders.publish_checkpoint(root, step, self.keep)
             exchange.arrive("published")
+        # No rank's `wait` returns before the checkpoint counts.
         exchange.wait_first("published")
 
     def _write_part(self, folder: Path, pieces: dict[str, LocalPiece], part: Index) -> None:
@@ -233,6 +257,7 @@ class Checkpointer:
                 dtype=dtype_name(piece.tensor.dtype), shape=piece.shape, private=piece.is_private
             )
             if piece.is_held and piece.tensor.numel():
+                # Of every copy, written here or not: the merge compares them.
                 crc = checksum(piece.tensor)
                 file = file_name if name in names else None
                 shape = tuple(piece.tensor.shape)
@@ -249,6 +274,7 @@ class Checkpointer:
         with index.open("w", encoding="utf-8") as out:
             out.write(merge(parts).dump())
             out.flush()
+        # On disk before the rename that publishes it.
         folders.sync(index)
         for path in paths:
             path.unlink()
@@ -263,6 +289,7 @@ class Checkpointer:
         names = _names_in_file(pieces, index, aliases)
         missing = tuple(name for name in pieces if names[name] not in index.tensors)
         used = {names[name] for name in pieces} | set(aliases) | set(state)
+        # Only kinds that are asked for: weights load from a file that has moments too.
         rooms = {_room(name) for name in pieces}
         unexpected = tuple(
             name

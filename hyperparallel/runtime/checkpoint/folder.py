@@ -90,9 +90,11 @@ def temporary(root: Path, step: int) -> Path:
 def publish_checkpoint(root: Path, step: int, keep: int) -> Path:
     """Give the finished temporary folder its name, move `latest`, and remove all but `keep`."""
     target, written = step_folder(root, step), temporary(root, step)
+    # Its entries before its name: after a power cut the new name must not stand for an empty folder.
     sync(written)
     old = target.with_suffix(".replaced")
     if target.exists():
+        # A rename does not replace a folder that has something in it. A kill here: `start` turns it back.
         os.rename(target, old)
     os.rename(written, target)
     sync(root)
@@ -104,9 +106,11 @@ def publish_checkpoint(root: Path, step: int, keep: int) -> Path:
     os.replace(pointer, root / "latest")
     sync(root)
     shutil.rmtree(old, ignore_errors=True)
-    others = [path for path in complete(root) if path != target]
-    for path in others[: len(others) - (keep - 1)] if keep > 0 else []:
-        _remove(path)
+    if keep > 0:
+        others = [path for path in complete(root) if path != target]
+        # Not below 0: a negative end would count from the back, and remove some of fewer than `keep`.
+        for path in others[: max(0, len(others) - (keep - 1))]:
+            _remove(path)
     return target
 
 

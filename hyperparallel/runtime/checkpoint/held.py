@@ -104,7 +104,7 @@ class Held:
         if len(self.ranks) == 1:
             return mine
         told = meet_members(
-            _get_default_store(), f"checkpoint/settings/{'-'.join(map(str, self.ranks))}", _job()[0],
+            f"checkpoint/settings/{'-'.join(map(str, self.ranks))}", _job()[0],
             self.ranks, json.dumps(mine), DEFAULT_TIMEOUT.total_seconds(), "save the optimizer's settings",
         )  # fmt: skip
         found: dict[str, Any] = {"groups": [], "numbers": {}}

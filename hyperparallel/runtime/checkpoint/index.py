@@ -31,7 +31,7 @@ class Chunk(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     offset: tuple[int, ...]
     shape: tuple[int, ...]
-    crc32: int | None
+    crc32: int
     file: str | None = None
 
 
@@ -112,6 +112,7 @@ def merge(parts: Iterable[Index]) -> Index:
             for chunk in entry.chunks:
                 places = held.setdefault(name, {})
                 places.setdefault((chunk.offset, chunk.shape), []).append((rank, chunk))
+    # After all parts: only together can they tile a tensor.
     for name, entry in whole.tensors.items():
         entry.chunks = [_one_chunk(name, copies) for copies in held.get(name, {}).values()]
         _check_tiles(name, entry)
@@ -121,7 +122,7 @@ def merge(parts: Iterable[Index]) -> Index:
 def _one_chunk(name: str, copies: list[tuple[int, Chunk]]) -> Chunk:
     first_rank, first = copies[0]
     for rank, chunk in copies[1:]:
-        if chunk.crc32 != first.crc32 and None not in (chunk.crc32, first.crc32):
+        if chunk.crc32 != first.crc32:
             given = (
                 f"different values on ranks {first_rank} and {rank} at offset {list(first.offset)}"
             )
@@ -151,6 +152,7 @@ def _check_tiles(name: str, entry: TensorEntry) -> None:
 def _overlap(entry: TensorEntry) -> bool:
     if not entry.shape:
         return len(entry.chunks) > 1
+    # Along the longest dim few pieces are open at once: not every pair is compared.
     sweep = max(range(len(entry.shape)), key=lambda dim: entry.shape[dim])
     active: list[Chunk] = []
     for chunk in sorted(entry.chunks, key=lambda chunk: chunk.offset[sweep]):

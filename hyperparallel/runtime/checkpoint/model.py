@@ -176,6 +176,7 @@ def random_state(rank: int) -> dict[str, StateValue]:
     tensors = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor(words, dtype=torch.int64),
+        # The second number of a pair that is drawn at once, if it waits: dropped, the next would differ.
         "python_gauss": torch.tensor([math.nan if gauss is None else gauss], dtype=torch.float64),
         "numpy": torch.tensor([*map(int, keys), position, has_gauss], dtype=torch.int64),
         "numpy_gauss": torch.tensor([cached], dtype=torch.float64),

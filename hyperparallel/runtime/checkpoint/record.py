@@ -76,6 +76,7 @@ def as_local(name: str, value: StateValue) -> Local:
     device_mesh = value.device_mesh
     names = device_mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(device_mesh.ndim))
     mesh = Mesh(tuple(device_mesh.mesh.shape), names, tuple(device_mesh.mesh.flatten().tolist()))
+    # Placements stand by axis; a layout wants axes by dim, in the order in which they cut it.
     factors: list[list[tuple[str, int]]] = [[] for _ in value.shape]
     for axis, placement in zip(names, value.placements, strict=True):
         if isinstance(placement, (Shard, _StridedShard)):
@@ -106,6 +107,7 @@ def _piece(name: str, value: StateValue, rank: int, world: int) -> LocalPiece:
     if tuple(local.tensor.shape) != size:
         allowed = f"{list(size)}, rank {rank}'s piece of {list(shape)} under {layout or 'none'}"
         raise CheckpointError(name, list(local.tensor.shape), allowed)
+    # Not `hash`, which differs from process to process: ranks choose alike without talking.
     is_writer = copy == zlib.crc32(name.encode()) % copies
     is_private = layout is not None and layout.mesh.size == 1 and world > 1
     return LocalPiece(local.tensor, shape, offset, True, is_writer, is_private)

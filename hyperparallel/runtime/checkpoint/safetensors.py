@@ -34,7 +34,7 @@ from hyperparallel.layout.carried import check_stored
 from hyperparallel.runtime.checkpoint.folder import sync
 from hyperparallel.runtime.checkpoint.model import MODEL, module_state
 from hyperparallel.runtime.checkpoint.record import CheckpointState, LocalPiece, StateValue, pieces_of
-from hyperparallel.runtime.checkpoint.status import Exchange, guarded
+from hyperparallel.runtime.checkpoint.status import DEADLINE_SECONDS, PATIENCE_SECONDS, Exchange, guarded
 
 _CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -115,7 +115,7 @@ def export_safetensors(
     """
     target = Path(folder)
     temporary = target.with_name(target.name + ".tmp")
-    exchange = Exchange(store, rank, world, patience=8.0, deadline=1800.0)
+    exchange = Exchange(store, rank, world, PATIENCE_SECONDS, DEADLINE_SECONDS)
     exchange.begin(f"the export to {target}")
 
     def work() -> None:
@@ -245,6 +245,7 @@ def _plan_file(file_name: str, pieces: Mapping[str, LocalPiece]) -> _File:
         entries[name] = {"dtype": code, "shape": list(piece.shape), "data_offsets": data}
         offsets[name], end = end, end + size
     text = json.dumps(entries, separators=(",", ":")).encode()
+    # The bytes begin at a multiple of 8, as readers that map the file want.
     text += b" " * (-len(text) % 8)
     header = struct.pack("<Q", len(text)) + text
     return _File(
@@ -278,6 +279,7 @@ def _write_slices(path: Path, file: _File, pieces: Mapping[str, LocalPiece]) -> 
             continue
         host = piece.tensor.detach().to("cpu").contiguous()
         raw = host.reshape(host.shape or (1,)).view(_RAW[host.element_size()]).numpy()
+        # Mapped: a slice along a later dim lies in many runs of bytes.
         whole = np.memmap(path, dtype=raw.dtype, mode="r+", offset=at, shape=piece.shape or (1,))
         bounds = zip(piece.offset or (0,), raw.shape, strict=True)
         whole[tuple(slice(start, start + size) for start, size in bounds)] = raw
@@ -297,7 +299,7 @@ def _finish(
     for path in temporary.iterdir():
         sync(path)
     sync(temporary)
-    if target.exists():
+    if target.exists():  # empty: another one was refused before anything was written
         target.rmdir()
     os.rename(temporary, target)
     sync(target.parent)

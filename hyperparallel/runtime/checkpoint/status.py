@@ -23,6 +23,9 @@ from hyperparallel.errors import RunError
 
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.01, 0.4
 
+PATIENCE_SECONDS, DEADLINE_SECONDS = 8.0, 1800.0
+"""Silence after which a rank counts as dead; the longest wait for one that lives, and may be writing."""
+
 
 class Exchange:
     """This rank's side of the agreement; with one rank every call returns at once."""
@@ -82,9 +85,11 @@ class Exchange:
     def _wait(self, point: str, ranks: Iterable[int]) -> None:
         if self._store is None:
             return
+        # Polled, each pause longer: waiting in the store would block this client, and no failure be seen.
         late, pause = [rank for rank in ranks if rank != self.rank], _FIRST_POLL_SECONDS
         began = watched = time.monotonic()
         while True:
+            # Before the arrivals: of a rank that arrived and one that failed, the failure is the news.
             if self._store.check([self._key("failure")]):
                 raise RunError(self._get(self._key("failure")).decode())
             while late and self._store.check([self._key(point, late[-1])]):
@@ -94,6 +99,7 @@ class Exchange:
             now = time.monotonic()
             if now - watched > self.patience / 5:
                 watched = now
+                # Rank 0 watches all, so that keys of n ranks are not read by n ranks.
                 self._watch(late if self.rank == 0 else [0], now)
             if now - began > self.deadline:
                 self._give_up(f"ranks {late} did not come to '{point}' in {self.deadline:.0f} s")
@@ -118,6 +124,7 @@ class Exchange:
 
     def _note(self, text: str) -> None:
         if self._store is not None:
+            # The first failure stays: later ones follow from it.
             self._store.compare_set(self._key("failure"), "", text)
 
     def _get(self, key: str) -> bytes:

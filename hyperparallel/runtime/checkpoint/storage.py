@@ -1,11 +1,11 @@
 """Storage for `torch.distributed.checkpoint`: safetensors files and a JSON index, no pickle.
 
 `CheckpointWriter` and `CheckpointReader` are a `StorageWriter` and a `StorageReader`, and the two
-planners say which pieces move, so the resharding is torch's: it reads from each file only what
-overlaps the wanted pieces, for any pair of layouts and rank counts. torch's file-system storage
-was not taken as it is because its `.metadata` is unpickled on load, and its own way of agreeing
-sends pickles over collectives, which would mix with those of a training step. Here a rank plans
-and writes alone, and the index says the rest.
+planners say which pieces move, so the resharding is torch's: it reads only the stored pieces that
+overlap the wanted ones, each whole for its checksum, for any pair of layouts and rank counts. torch's
+file-system storage was not taken as it is because its `.metadata` is unpickled on load, and its own way
+of agreeing sends pickles over collectives, which would mix with those of a training step. Here a rank
+plans and writes alone, and the index says the rest.
 
 The files also carry torch's own sharding note, so its stock `HuggingFaceStorageReader` reads them
 (checked on torch 2.13). A piece is verified against its CRC-32 when it is first touched.
@@ -203,10 +203,11 @@ class CheckpointReader(StorageReader):
             given = f"{self.folder / file}: {name} is {stored.dtype} {list(stored.shape)}"
             raise CheckpointError("checkpoint", given, f"{entry.dtype} {list(chunk.shape)}")
         assert key.offset is not None
-        if chunk.crc32 is not None and (name, key.offset) not in self._verified:
+        if (name, key.offset) not in self._verified:
             if checksum(stored) != chunk.crc32:
                 given = f"{self.folder / file}: the bytes of {name} differ from their checksum"
                 raise CheckpointError("checkpoint", given, "an undamaged file")
+            # Once for each piece: several reads may overlap it.
             self._verified.add((name, key.offset))
         for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
             stored = stored.narrow(dim, start, length)
@@ -227,6 +228,7 @@ def write_safetensors(
     try:
         save_file(tensors, str(path), metadata=note)
         with path.open("rb") as written:
+            # `save_file` leaves the bytes to the system's cache.
             os.fsync(written.fileno())
     except (OSError, SafetensorError) as error:
         found = path.stat().st_size if path.exists() else 0

@@ -84,7 +84,7 @@ def load_checkpoint(
     """
     held = held_of(model, optimizer)
     with Checkpointer(folder, rank=held.place, world=len(held.ranks), store=held.store) as keeper:
-        index = keeper.read_index(step)
+        index = keeper.read_index(keeper.newest() if step is None else step)
         loaded = keeper.load(held.to_fill(index), step=index.step, strict=strict, aliases=held.aliases)
     if _OPTIMIZER in loaded.meta:
         held.restore(loaded.meta[_OPTIMIZER])

@@ -32,6 +32,7 @@ long now_ns() {
 
 int dead_peer(Comm* comm) {
   for (int p = 0; p < comm->n; p++) {
+    // Readable once the process has ended; its number alone may be another process's by then.
     pollfd entry{comm->pidfds[p], POLLIN, 0};
     if (entry.fd >= 0 && poll(&entry, 1, 0) > 0) return p;
   }
@@ -46,6 +47,7 @@ void forget(Op* op) {
       break;
     }
   }
+  // Kept with the memory of its lists: a small collective allocates nothing.
   op->comm->spare.push_back(op);
 }
 
@@ -60,6 +62,7 @@ Op* fresh(Comm* comm, u32 kind, u32 type, u32 how) {
     op->ins.clear();
   }
   op->comm = comm;
+  // Compared by readers. `how` belongs to it: a sum would meet a maximum of one length unseen.
   op->tag = kind | (type << 8) | (how << 16);
   op->reduces = kind == kAllReduce || kind == kReduceScatter;
   op->done = op->over = false;
@@ -69,6 +72,7 @@ Op* fresh(Comm* comm, u32 kind, u32 type, u32 how) {
 }
 
 void add(std::vector<Stream>& streams, Ring* ring, int peer, Rows rows, size_t total) {
+  // Of no bytes there is no chunk: a reader would wait for one that nobody sends.
   if (total) streams.push_back(Stream{ring, peer, rows, total, 0});
 }
 
@@ -89,6 +93,7 @@ struct Cuts {  // pieces of one dim of a dense tensor
   Rows rows(u8* base, const int64_t* sizes, int i) const {
     size_t before = 0;
     for (int j = 0; j < i; j++) before += sizes[j];
+    // At least 1 for an empty piece too: `move` divides by it.
     return {base + before * inner, std::max<size_t>(1, sizes[i] * inner), total * inner};
   }
   size_t bytes(const int64_t* sizes, int i) const { return outer * sizes[i] * inner; }
@@ -109,6 +114,7 @@ size_t hp_size(int n, u32 slots, size_t chunk, u32 pair_slots, size_t pair_chunk
 Comm* hp_open(int fd, int n, int me, u32 slots, size_t chunk, u32 pair_slots, size_t pair_chunk,
               const int64_t* pids) {
   size_t size = hp_size(n, slots, chunk, pair_slots, pair_chunk);
+  // A new memfd is all zeros, the first value of every counter: no member has to come first.
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) return nullptr;
   u8* at = static_cast<u8*>(memory);
@@ -132,6 +138,7 @@ Comm* hp_open(int fd, int n, int me, u32 slots, size_t chunk, u32 pair_slots, si
   }
   for (int i = 0; i < n * n; i++) comm->between.push_back(ring(1, pair_slots, pair_chunk));
   for (int i = 0; i < n; i++) {
+    // -1 on kernels without (before 5.3): then only the deadline tells of a death.
     comm->pidfds.push_back(i == me ? -1 : static_cast<int>(syscall(SYS_pidfd_open, pids[i], 0)));
   }
   std::lock_guard<std::mutex> guard(mutex);
@@ -142,6 +149,7 @@ Comm* hp_open(int fd, int n, int me, u32 slots, size_t chunk, u32 pair_slots, si
 Op* hp_all_reduce(Comm* comm, u8* source, u8* into, size_t bytes, u32 type, u32 how) {
   std::lock_guard<std::mutex> guard(mutex);
   Op* op = fresh(comm, kAllReduce, type, how);
+  // The caller's memory, which Python holds until the wait is over (`_under_way` in shm.py).
   op->own = source, op->into = into, op->over = source == into;
   add(op->outs, &comm->shared[comm->me], -1, Rows{source, bytes, bytes}, bytes);
   for (int p = 0; p < comm->n; p++) {
@@ -164,6 +172,7 @@ Op* hp_all_gather(Comm* comm, u8* source, u8* into, const int64_t* sizes, size_t
     }
   }
   Op* left = begin(op);
+  // After the start, so that the others read while this rank copies its own piece.
   move(cuts.rows(into, sizes, comm->me), 0, dense, 0, own);
   return left;
 }
@@ -184,6 +193,8 @@ Op* hp_reduce_scatter(Comm* comm, u8* source, u8* into, const int64_t* sizes, si
     if (p != comm->me) add(op->ins, &comm->between[p * comm->n + comm->me], p, Rows{}, own);
   }
   op->into = into, op->own = into;
+  // Reductions read dense parts. A strided one goes where its sum will be: each element is read
+  // before it is written.
   if (outer == 1) op->own = mine.base;
   else move(Rows{into, std::max<size_t>(1, own), own}, 0, mine, 0, own);
   return begin(op);
@@ -234,9 +245,11 @@ int hp_wait(Op* op, long timeout_ns, long spins, u64* strange) {
   bool late = false;
   std::unique_lock<std::mutex> lock(mutex);
   for (;;) {
+    // Before the look at the rings: whatever comes later changes it, and then no sleep begins.
     u32 bell = door.bell.load();
     bool others = false;
     for (Comm* each : comms) {
+      // A peer may be in another group's wait, and come to this one when that is served.
       if (each != comm && !each->open.empty()) {
         progress(each);
         others = others || each->busy;
@@ -253,6 +266,7 @@ int hp_wait(Op* op, long timeout_ns, long spins, u64* strange) {
     }
     if (lost >= 0) return 2 | (lost << 8);
     if (late) return 1 | (std::max(0, op->waiting_for) << 8);
+    // One member's chunk ends the sleep only where nothing else can: no slot, no other operation.
     bool any = others || comm->busy > 1 || comm->starved || op->waiting_for < 0;
     u32 wanted = any ? kAnyone : op->waiting_for + 1;
     lock.unlock();
@@ -260,12 +274,15 @@ int hp_wait(Op* op, long timeout_ns, long spins, u64* strange) {
     while (spin < spins && door.bell.load(std::memory_order_relaxed) == bell) relax(), spin++;
     if (spin >= spins) {
       long now = now_ns();
+      // The clock is read before a sleep only: most waits are over while they spin.
       if (!deadline) deadline = now + timeout_ns;
       long nap = std::min(others ? kShortNap : kNap, std::max(1L, deadline - now));
+      // Told before the kernel compares `bell`: who rings in between has changed it or sees this.
       door.sleeper.store(wanted);
       timespec limit{nap / 1000000000L, nap % 1000000000L};
       int failed = futex(&door.bell, FUTEX_WAIT, bell, &limit) ? errno : 0;
       door.sleeper.store(0);
+      // Python runs a signal's handler outside of this call only.
       if (failed == EINTR) return 3;
       if (failed == ETIMEDOUT) {
         // Judged after one more look: a peer may have left when it had sent all we need.

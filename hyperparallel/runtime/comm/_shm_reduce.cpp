@@ -28,6 +28,7 @@ inline float widen(uint16_t bits) {
 inline uint16_t narrow(float value) {  // round to nearest even; NaN stays NaN
   u32 word;
   std::memcpy(&word, &value, 4);
+  // Just under half of the last bit kept, plus that bit: ties go to even.
   u32 rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
   return static_cast<uint16_t>(value != value ? 0x7fc0u : rounded);
 }
@@ -35,6 +36,8 @@ inline uint16_t narrow(float value) {  // round to nearest even; NaN stays NaN
 template <typename T>
 inline T combine(T a, T b, u32 how) {
   if constexpr (std::is_integral_v<T>) {
+    // Unsigned: torch wraps, signed overflow is undefined. The product in 64 bits: two 16-bit
+    // factors would be multiplied as int.
     using U = std::make_unsigned_t<T>;
     switch (how) {
       case kMax: return a > b ? a : b;
@@ -54,6 +57,7 @@ inline T combine(T a, T b, u32 how) {
 
 constexpr size_t kBlock = 2048;  // elements: a block of sums stays in the first-level cache
 
+// `how` is known to the compiler, so that the loops become vector code.
 template <typename T, u32 how>
 void reduce_dense(T* into, const u8* const* parts, int n, size_t count) {
   auto* first = reinterpret_cast<const T*>(parts[0]);
@@ -64,6 +68,7 @@ void reduce_dense(T* into, const u8* const* parts, int n, size_t count) {
     for (size_t i = 0; i < count; i++) into[i] = combine<T>(first[i], second[i], how);
     return;
   }
+  // Block by block through all parts: each sum is read and written in the nearest cache.
   T sums[kBlock];
   for (size_t at = 0; at < count; at += kBlock) {
     size_t size = std::min(kBlock, count - at);

@@ -28,6 +28,7 @@ constexpr long kShortNap = 1000 * 1000;  // ns, while other groups have unfinish
 
 inline size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
+// A cache line each: two writers on one line would take it from each other at every count.
 struct alignas(kLine) Word {
   std::atomic<u64> value;
 };
@@ -117,6 +118,8 @@ void knock(Comm* comm, int peer) {
   Door& door = comm->doors[peer];
   door.bell.fetch_add(1);
   u32 sleeper = door.sleeper.load();
+  // `bell` first, then `sleeper`, and the sleeper the other way round, all in one order of the
+  // processor's (seq_cst): one of the two sees the other. A wake-up costs a system call.
   if (sleeper == kAnyone || sleeper == static_cast<u32>(comm->me) + 1) {
     futex(&door.bell, FUTEX_WAKE, INT_MAX, nullptr);
   }
@@ -135,6 +138,7 @@ void move(const Rows& target, size_t to, const Rows& source, size_t from, size_t
 
 bool has_space(Ring& ring) {
   if (ring.written - ring.lowest < ring.slots) return true;
+  // Tails only grow, so what was seen last is a safe bound: all are read only where it says full.
   ring.lowest = UINT64_MAX;
   for (int r = 0; r < ring.readers; r++) {
     ring.lowest = std::min<u64>(ring.lowest, ring.tails[r].value.load(std::memory_order_seq_cst));
@@ -142,6 +146,7 @@ bool has_space(Ring& ring) {
   return ring.written - ring.lowest < ring.slots;
 }
 
+// Acquire, to the release in `post`: what is counted is there, its note too.
 bool has_chunk(Ring& ring) { return ring.head->value.load(std::memory_order_acquire) > ring.read; }
 
 void post(Op* op, Stream& s, int reader) {
@@ -149,6 +154,7 @@ void post(Op* op, Stream& s, int reader) {
   Comm* comm = op->comm;
   while (s.done < s.total) {
     if (!has_space(ring)) {
+      // Asked again behind the flag: a reader that freed a slot just before did not see it.
       comm->doors[comm->me].wants_space.store(1);
       if (!has_space(ring)) {
         comm->starved = true;
@@ -160,6 +166,7 @@ void post(Op* op, Stream& s, int reader) {
     move(target, 0, s.rows, s.done, bytes);
     ring.notes[slot] = {op->tag, s.total};
     s.done += bytes;
+    // Last, by release: a reader that sees the count sees the bytes and the note.
     ring.head->value.store(++ring.written, std::memory_order_release);
     if (reader >= 0) {
       knock(comm, reader);
@@ -184,6 +191,8 @@ const u8* peek(Op* op, Stream& s) {
 
 void release(Comm* comm, Stream& s) {
   Ring& ring = *s.ring;
+  // In one order with the flag that is read next (seq_cst), or the writer's second look in `post`
+  // could miss the slot while this rank misses the flag.
   ring.tails[ring.readers == 1 ? 0 : comm->me].value.store(++ring.read, std::memory_order_seq_cst);
   if (comm->doors[s.peer].wants_space.load()) knock(comm, s.peer);
 }
@@ -210,6 +219,7 @@ void receive_and_reduce(Op* op) {
   Comm* comm = op->comm;
   while (op->ins[0].done < op->ins[0].total) {
     for (Stream& s : op->ins) {
+      // All members' chunks or none: they are added in member order, early ones wait in their slots.
       if (s.ring->stamp == comm->round) return;
       if (!has_chunk(*s.ring)) {
         if (op->waiting_for < 0) op->waiting_for = s.peer;
@@ -244,6 +254,7 @@ void progress(Comm* comm) {
     comm->doors[comm->me].wants_space.store(0);
   }
   for (Op* op : comm->open) {
+    // Nobody can tell where the next message begins behind one that does not fit.
     if (op->stranger >= 0) break;
     op->waiting_for = -1;
     for (Stream& s : op->outs) if (s.ring->stamp != comm->round) post(op, s, s.peer);
@@ -252,6 +263,7 @@ void progress(Comm* comm) {
     op->done = !unfinished(op->outs) && !unfinished(op->ins);
     if (!op->done) {
       comm->busy++;
+      // Later operations must not overtake on this ring: its reader takes messages in order.
       for (Stream& s : op->outs) if (s.done < s.total) s.ring->stamp = comm->round;
       for (Stream& s : op->ins) if (s.done < s.total) s.ring->stamp = comm->round;
     }

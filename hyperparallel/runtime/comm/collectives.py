@@ -6,6 +6,7 @@ strides of the input. Sizes
 may be uneven or zero. Bytes are moved by the group's transport: a torch process group (`process_group.py`)
 or shared memory (`shm.py`). A group of one rank never communicates and hands its input back.
 
+What a collective was given must not change before its wait is over: transports read it until then.
 Several collectives of a group may be under way at once, waited for in any order; every member must
 start them in the same order. `HYPERPARALLEL_DEBUG=collectives` checks that they do (`debug.py`).
 
@@ -115,6 +116,7 @@ def all_reduce_start(x: Tensor, op: str, group: Group, over: bool = False) -> In
     all but avg. Raises `UserError` for those, `RunError` when this rank is no member. over: `x` is not read
     again, so the result may be written over it.
     """
+    # The usual case in two looks: the full check would show in small collectives.
     if op not in REDUCE_OPS or not x.is_floating_point():
         check_reduction(op, x.dtype)
     if group.size == 1 and group.index == 0:
@@ -128,6 +130,7 @@ def all_gather_start(x: Tensor, dim: int, sizes: Sequence[int], group: Group) ->
     sizes: elements along `dim` that each member holds, uneven or 0; the other dims are equal.
     Raises `UserError` if `sizes` does not fit `x`, `RunError` when this rank is no member.
     """
+    # Before the check of sizes: index -1 of a rank outside the group would be taken for the last member.
     transport = None if group.size == 1 and group.index == 0 else transport_of(group, "all_gather")
     _check_gather(x, dim, sizes, group)
     return Ready(x) if transport is None else transport.all_gather(x, dim, sizes)

@@ -1,12 +1,10 @@
 """Debug mode: before each collective, check that all members of the group are making the same one.
 
-`HYPERPARALLEL_DEBUG=collectives` puts this transport on top of the real one. Each member writes what
-it is about to do (collective, dtype, shape, sizes, line of the caller) to the job's store under the number
-of the call, reads the others', and raises on all members when they do not fit, within the time that
-the slowest takes to make its own call. A store round trip per call costs up to a millisecond: it is
-not for timing.
-
-Leaves out members that never call anything: the timeout of the collective ends those.
+`HYPERPARALLEL_DEBUG=collectives` puts this transport on top of the real one. Before each call the members
+meet (`meeting.py`): each says what it is about to do (collective, dtype, shape, sizes, line of the caller),
+reads what the others say, and raises on all members when they do not fit, within the time that the slowest
+takes to make its own call. One that does not come is named at the deadline of a collective. A meeting per
+call costs up to a millisecond: it is not for timing.
 """
 
 from __future__ import annotations
@@ -25,9 +23,7 @@ from hyperparallel.graph.collective import CollectiveKind, ManyCollective
 from hyperparallel.graph.collective_table import COLLECTIVES, collective
 from hyperparallel.runtime.comm.collectives import Transport
 from hyperparallel.runtime.comm.group import Group
-
-# Private names, checked on torch 2.13: the store that the default process group was made with.
-from torch.distributed.distributed_c10d import _get_default_store  # isort: skip
+from hyperparallel.runtime.comm.meeting import meet_members
 
 CallRecord = dict[str, Any]
 """One member's call: collective, dtype, shape, the arguments by name, where it stands."""
@@ -43,21 +39,21 @@ class CheckedTransport:
 
     def __init__(self, transport: Transport, group: Group, timeout: timedelta) -> None:
         self.transport, self.group, self.timeout = transport, group, timeout
-        self._store = _get_default_store()
         self._count = 0
 
     def check(self, kind: CollectiveKind, x: Tensor, *args: Any) -> None:
         """Raise `RunError` unless all members make this call; waits for theirs."""
         arguments = zip(kind.arguments, map(_plain, args), strict=True)
         mine = {"collective": kind.name, "dtype": str(x.dtype), "shape": list(x.shape), **dict(arguments)}
-        where = {"where": _call_site()}
-        # The group's ranks keep groups apart, whatever their order of making.
-        prefix = f"debug/{'-'.join(map(str, self.group.ranks))}/{self._count}/"
+        word = json.dumps(mine | {"where": _call_site()})
+        group, seconds = self.group, self.timeout.total_seconds()
+        # By name, which holds the channel: groups of the same ranks need no common order of calls.
+        place, why = f"debug/{group.name}", f"make call {self._count + 1} ({kind.name}) in group {group.name}"
+        calls = [
+            json.loads(told)
+            for told in meet_members(place, group.rank, group.ranks, word, seconds, why)
+        ]
         self._count += 1
-        self._store.set(prefix + str(self.group.index), json.dumps(mine | where))
-        keys = [prefix + str(member) for member in range(self.group.size)]
-        self._store.wait(keys, self.timeout)
-        calls = [json.loads(self._store.get(key)) for key in keys]
         problem = disagreement(calls)
         if problem:
             lines = [

@@ -9,8 +9,10 @@ Leaves out how groups are made and connected (`groups.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from hyperparallel.errors import RunError, UserError
@@ -27,6 +29,18 @@ def job_device() -> str:
     Not what the machine has: a job over gloo alone runs on CPU beside any number of devices.
     """
     return "cuda" if "cuda:nccl" in dist.get_backend_config() else "cpu"
+
+
+def job_timeout(otherwise: timedelta) -> timedelta:
+    """How long a collective of the job may take: what its default process group was told.
+
+    `otherwise` where that does not say (fake process groups).
+    """
+    assert dist.group.WORLD is not None, "no default process group"
+    backend = dist.group.WORLD._get_backend(torch.device(job_device()))
+    # Private name, checked on torch 2.13; nothing public tells it.
+    found: timedelta | None = getattr(getattr(backend, "options", None), "_timeout", None)
+    return otherwise if found is None else found
 
 
 class PeerLost(RunError):

@@ -17,7 +17,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from hyperparallel.errors import UserError
-from hyperparallel.runtime.comm.group import BACKENDS, Group, job_device
+from hyperparallel.runtime.comm.group import BACKENDS, Group, job_device, job_timeout
 from hyperparallel.runtime.comm.meeting import meet_members
 from hyperparallel.runtime.comm.transport import connect
 
@@ -68,10 +68,11 @@ class Groups:
         self._made: dict[GroupKey, Group] = {}
 
     @classmethod
-    def of_default(cls, timeout: timedelta = DEFAULT_TIMEOUT, transport: str = "auto") -> Groups:
-        """The registry in the default process group, with no group in it yet."""
+    def of_default(cls, timeout: timedelta | None = None, transport: str = "auto") -> Groups:
+        """The registry in the default process group, with no group in it yet; timeout: None takes its."""
+        patience = job_timeout(DEFAULT_TIMEOUT) if timeout is None else timeout
         return cls(
-            dist.get_rank(), dist.get_world_size(), connected=True, timeout=timeout, transport=transport
+            dist.get_rank(), dist.get_world_size(), connected=True, timeout=patience, transport=transport
         )
 
     @property
@@ -97,6 +98,7 @@ class Groups:
         Members call in the same order; within a call the order does not matter. Raises `UserError` for
         ranks outside the job, `PeerLost` that names the members that did not call in time.
         """
+        # Sorted, as on every other member: two that made common groups in other orders would deadlock.
         keys = sorted({(tuple(ranks), channel) for ranks in wanted})
         for ranks, _ in keys:
             if any(rank >= self.world_size for rank in ranks):
@@ -133,7 +135,9 @@ class Groups:
         if self._connected and group.size > 1 and group.index >= 0:
             seconds = self.timeout.total_seconds()
             why = f"connect group {group.name}"
-            meet_members(_get_default_store(), f"group/{group.name}", self.rank, ranks, "", seconds, why)
+            # torch's own joining of a group waits too, but does not say for whom.
+            meet_members(f"group/{group.name}", self.rank, ranks, "", seconds, why)
+            # The default process group is there already; another one would double its connections.
             is_world = group.name == "world"
             group.handle = dist.group.WORLD if is_world else new_process_group(ranks, self.timeout)
             group.transport = connect(group, self.timeout, self.transport)
@@ -151,7 +155,7 @@ def new_process_group(ranks: Sequence[int], timeout: timedelta = DEFAULT_TIMEOUT
 
     What `torch.distributed.new_group` does, under a name that the members agree on: with local
     synchronisation torch puts the number of all groups of the process in the name, which differs between
-    ranks that are in different numbers of groups, and they wait for ever (torch 2.13).
+    ranks that are in different numbers of groups, and they deadlock (torch 2.13).
     """
     rank, store = dist.get_rank(), _get_default_store()
     label = "-".join(map(str, ranks))
@@ -161,5 +165,6 @@ def new_process_group(ranks: Sequence[int], timeout: timedelta = DEFAULT_TIMEOUT
     made, _ = _new_process_group_helper(
         len(ranks), ranks.index(rank), list(ranks), backend, store, GroupName(name), timeout=timeout
     )
+    # Where torch's own functions look up the ranks of a group (object collectives, DeviceMesh).
     _world.pg_group_ranks[made] = {each: place for place, each in enumerate(ranks)}
     return made

@@ -79,6 +79,7 @@ def build_library(folder: Path | None = None) -> Path:
     if compiler is None:
         raise BuildError("no C++ compiler (set CXX, or install g++)")
     with open(folder / "lock", "w") as lock:
+        # A lock of the kernel's, not a lock file: it ends with its holder, however that ends.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             _compile(compiler, target)
@@ -92,6 +93,7 @@ def _compile(compiler: str, target: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS)
         if done.returncode:
             raise BuildError(f"{' '.join(command)}: {done.stderr.strip()[-500:]}")
+        # By rename: another process loads the whole library or none, also when this one is killed.
         os.replace(fresh, target)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(str(error)) from error

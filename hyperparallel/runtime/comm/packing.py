@@ -52,6 +52,7 @@ def totals(xs: Sequence[Tensor], dims: Sequence[int], sizes: PieceSizes) -> list
     [10, 8]
     """
     units = [math.prod(s for d, s in enumerate(x.shape) if d != dim) for x, dim in zip(xs, dims, strict=True)]
+    # By member: sizes are given by tensor.
     counts = zip(*sizes, strict=True)
     return [sum(unit * size for unit, size in zip(units, count, strict=True)) for count in counts]
 
@@ -64,6 +65,7 @@ def packed_whole(xs: Sequence[Tensor]) -> Tensor:
 def packed_pieces(xs: Sequence[Tensor], dims: Sequence[int], sizes: PieceSizes) -> Tensor:
     """Whole tensors, cut for all members."""
     cut = [x.split(list(parts), dim) for x, dim, parts in zip(xs, dims, sizes, strict=True)]
+    # By member first: what one member gets must be one run of the message.
     return torch.cat([piece.reshape(-1) for pieces in zip(*cut, strict=True) for piece in pieces])
 
 

@@ -32,6 +32,7 @@ from torch import Tensor
 from hyperparallel.errors import RunError
 from hyperparallel.runtime.comm.collectives import InFlight, InFlightMany, Ready, Sends, Several
 from hyperparallel.runtime.comm.group import Group, PeerLost
+from hyperparallel.runtime.comm.meeting import why_peers_wait
 from hyperparallel.runtime.comm.packing import (
     Mixed,
     Packed,
@@ -78,12 +79,15 @@ class Works:
                     work.wait()
             except RuntimeError as error:
                 group = self.group
+                # gloo speaks of a connection that was closed; at a deadline it does not say whom it misses.
                 kind = PeerLost if "onnection" in str(error) else RunError
+                why = why_peers_wait(group.rank, group.ranks)
                 raise kind(
                     f"{self.op} on rank {group.rank} in group {group.name} (ranks {group.ranks}) "
-                    f"failed: {error}"
+                    f"failed: {f'deadlock: {why}; ' if why else ''}{error}"
                 ) from error
             self.works = []
+            # On CUDA this stream now waits for the collective's: what is freed here goes to work behind that.
             self.keep = None
             if self.finish is not None:
                 self.result, self.finish = self.finish(self.result), None
@@ -151,6 +155,7 @@ class ProcessGroupTransport:
             parts = target.split([unit * size * x.element_size() for size in sizes])
             peers = [p for p in range(self.group.size) if p != self.group.index]
             works = self._exchange(dict.fromkeys(peers, source), {p: parts[p] for p in peers})
+            # While the messages travel.
             parts[self.group.index].copy_(source)
 
         def join(out: Tensor) -> Tensor:
@@ -215,6 +220,7 @@ class ProcessGroupTransport:
         calls = list(zip(xs, dims, sizes, strict=True))
         alone = [math.prod(x.shape[:dim]) == 1 and self._is_direct(x, dim, parts) for x, dim, parts in calls]
         if alone.count(False) == 1:
+            # A single one would be packed and unpacked for nothing.
             alone[alone.index(False)] = True
         if all(alone):
             return Several([one(*call) for call in calls])
@@ -225,6 +231,7 @@ class ProcessGroupTransport:
     def _is_direct(self, x: Tensor, dim: int, sizes: Sequence[int]) -> bool:
         """Whether pieces of `dim` go in direct messages; the same on every member."""
         unit = math.prod(s for d, s in enumerate(x.shape) if d != dim) * x.element_size()
+        # By the largest piece, not by this member's own: all must choose alike.
         return x.is_cpu and unit * max(sizes) >= DIRECT_BYTES
 
     def all_reduce_many(self, xs: Sequence[Tensor], op: str, over: bool = False) -> InFlightMany:
@@ -338,8 +345,8 @@ class ProcessGroupTransport:
             # a third less CPU time than a send and a receive for 512 KB, the same for 28 MB (torch 2.13).
             return [self._exchange_of_two(sends, recvs)]
         if device is not None:
-            # NCCL runs the messages of a pair one by one: two members that receive first would wait for
-            # each other for ever, unless all messages start as one (private names, checked on torch 2.13).
+            # NCCL runs the messages of a pair one by one: two members that receive first would
+            # deadlock, unless all messages start as one (private names, checked on torch 2.13).
             self.handle._start_coalescing(device)
         works = [self.handle.recv([b], peer, 0) for peer, b in recvs.items()]
         works += [self.handle.send([b], peer, 0) for peer, b in sends.items()]

@@ -25,6 +25,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> dict[str, str
     {'HYPERPARALLEL_DEBUG': 'collectives'}
     """
     given = os.environ if environment is None else environment
+    # An empty value is how a shell unsets a variable for one command.
     found = {name: value for name, value in given.items() if name.startswith(PREFIX) and value}
     for name, value in found.items():
         if name not in VARIABLES:

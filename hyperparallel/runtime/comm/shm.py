@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,11 +27,15 @@ from hyperparallel.runtime import host
 from hyperparallel.runtime.comm import native
 from hyperparallel.runtime.comm.collectives import InFlight, InFlightMany, Ready, Sends, Several, Transport
 from hyperparallel.runtime.comm.group import Group, PeerLost
+from hyperparallel.runtime.comm.meeting import why_peers_wait
 
 SLOTS, CHUNK_BYTES = 8, 128 << 10
 """Of each ring: what a rank can send ahead of its slowest reader is 1 MiB."""
 
 MAX_MEMBERS = 64
+
+LOOK_NS = 10**9
+"""How long a wait lasts before the rank looks whether a peer waits for it in turn; see `meeting.py`."""
 
 SPINS = 200
 """Looks at the doorbell before sleeping, a few microseconds: what a sleep and wake-up costs."""
@@ -47,28 +52,38 @@ _REDUCIBLE = {
     torch.bool: 7,
 }
 _OPS = {"sum": 0, "max": 1, "min": 2, "prod": 3, "avg": 4}
+_LATE, _DIED, _SIGNAL, _STRANGE = 1, 2, 3, 4
+"""What `hp_wait` says in its lowest byte, if not 0."""
 _KINDS = ("nothing", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 
 
 class DeferredCollective:
     """A collective that is left to its wait."""
 
-    __slots__ = ("handle", "kept", "result", "transport")
+    __slots__ = ("handle", "result", "transport")
 
-    def __init__(self, transport: SharedMemoryTransport, handle: int, result: Tensor, kept: Tensor) -> None:
-        self.transport, self.handle, self.result, self.kept = transport, handle, result, kept
-        transport.live[handle] = self  # the library holds pointers into both tensors
+    def __init__(self, transport: SharedMemoryTransport, handle: int, result: Tensor, source: Tensor) -> None:
+        self.transport, self.handle, self.result = transport, handle, result
+        _under_way[handle] = result, source
 
     def wait(self) -> Tensor:
         handle = self.handle
         if handle:
             transport = self.transport
-            code = transport.wait(handle, transport.timeout_ns, transport.spins, transport.strange)
+            code = transport.wait(handle, transport.look_ns, transport.spins, transport.strange)
             if code:
                 transport.trouble(handle, code)
-            del transport.live[handle]
+            del _under_way[handle]
             self.handle = 0
         return self.result
+
+
+_under_way: dict[int, tuple[Tensor, Tensor]] = {}
+"""By operation, the tensors that the library has pointers into.
+
+Of the process, not of a collective or its transport: where an error came between start and wait both are
+gone, but the library goes on moving the operation's bytes in the waits of other groups.
+"""
 
 
 class SharedMemoryTransport:
@@ -79,11 +94,12 @@ class SharedMemoryTransport:
         library = native.library()
         self.group, self.comm, self.others = group, comm, others
         self.timeout_ns = int(timeout_seconds * 1e9)
+        self.look_ns = min(LOOK_NS, self.timeout_ns)
         # Spinning takes the core that the peer needs when there are fewer cores than ranks.
         self.spins = SPINS if host.usable_cores() >= group.size else 0
-        self.live: dict[int, DeferredCollective] = {}
         self._strange = (ctypes.c_uint64 * 2)()
         self.strange = ctypes.addressof(self._strange)
+        # Bound once: looking a function up in the library would be part of every collective.
         self.wait = library.hp_wait
         self._all_reduce, self._all_gather = library.hp_all_reduce, library.hp_all_gather
         self._reduce_scatter, self._all_to_all = library.hp_reduce_scatter, library.hp_all_to_all
@@ -99,6 +115,7 @@ class SharedMemoryTransport:
             x = x.contiguous()
         out = x if over else torch.empty_like(x)
         handle = self._all_reduce(self.comm, x.data_ptr(), out.data_ptr(), x.nbytes, kind, _OPS[op])
+        # No handle: the peers' data was there, and all is done.
         return DeferredCollective(self, handle, out, x) if handle else Ready(out)
 
     def all_gather(self, x: Tensor, dim: int, sizes: Sequence[int]) -> InFlight:
@@ -198,6 +215,7 @@ class SharedMemoryTransport:
         if self.group.index == root:
             x = x.contiguous()
         out = x.new_empty(tuple(root_shape))
+        # In units of the whole tensor, so one piece is all and the others are empty.
         given = self._array([int(member == root) for member in range(self.group.size)])
         handle = self._all_gather(
             self.comm, x.data_ptr(), out.data_ptr(), given, 1, out.nbytes, _code(x) | _BROADCAST
@@ -226,15 +244,26 @@ class SharedMemoryTransport:
 
     def trouble(self, handle: int, code: int) -> None:
         """See a wait through that did not simply succeed; raises what went wrong."""
-        while code == 3:  # a signal came, and Python has run its handler by now
-            code = self.wait(handle, self.timeout_ns, self.spins, self.strange)
+        group = self.group
+        where = f"rank {group.rank} in group {group.name} (ranks {group.ranks})"
+        # One deadline for all calls: signals that come regularly (a profiler's) must not put it off.
+        limit = time.monotonic_ns() + self.timeout_ns - (self.look_ns if code & 255 == _LATE else 0)
+        while code & 255 in (_LATE, _SIGNAL):  # Python has run the signal's handler by now
+            left = limit - time.monotonic_ns()
+            if code & 255 == _LATE:
+                why = why_peers_wait(group.rank, group.ranks)
+                if why:
+                    self._broken = f"{where}: deadlock: this rank waits in a collective, and {why}"
+                    raise RunError(self._broken)
+                if left <= 0:
+                    break
+            code = self.wait(handle, max(1, min(left, self.look_ns)), self.spins, self.strange)
         if code == 0:
             return
-        group, peer = self.group, self.group.ranks[code >> 8]
-        where = f"rank {group.rank} in group {group.name} (ranks {group.ranks})"
-        if code & 255 == 2:
+        peer = group.ranks[code >> 8]
+        if code & 255 == _DIED:
             error: RunError = PeerLost(f"{where}: rank {peer} died during a collective")
-        elif code & 255 == 4:
+        elif code & 255 == _STRANGE:
             error = RunError(
                 f"{where}: rank {peer} made another collective than this rank: it sent "
                 f"{_described(self._strange[0], self._strange[1])}; set "
@@ -247,6 +276,7 @@ class SharedMemoryTransport:
         raise error
 
     def _fallback(self, op: str) -> Transport:
+        # For good: one member gave up midway, so nobody knows whose message comes next on a ring.
         if self._broken:
             raise PeerLost(f"{op} after a failed collective: {self._broken}")
         return self.others
@@ -257,6 +287,7 @@ class SharedMemoryTransport:
         found = self._arrays.get(key)
         if found is None:
             array = (ctypes.c_int64 * max(1, len(key)))(*key)
+            # Kept: making a ctypes array in every call would show in small collectives.
             found = self._arrays[key] = (array, ctypes.addressof(array))
         return found[1]
 
@@ -273,6 +304,7 @@ def open_shared(group: Group) -> int | str:
         reason = f"rank {group.rank}: {error}"
     if group.size > MAX_MEMBERS:
         reason = f"more than {MAX_MEMBERS} members"
+    # Collective, with no return before: a member that left early would leave the others waiting.
     cards: list[Any] = [None] * group.size
     dist.all_gather_object(cards, (me, descriptor, _machine(), reason), group=group.handle)
     if len({card[2] for card in cards}) > 1:
@@ -281,6 +313,7 @@ def open_shared(group: Group) -> int | str:
     comm = 0
     if not reason:
         try:
+            # Member 0 holds its descriptor until all have mapped the memory: the second round below.
             comm = _map(group, [card[0] for card in cards], cards[0][1])
         except OSError as error:
             reason = f"rank {group.rank} cannot map the memory of rank {group.ranks[0]}: {error}"
@@ -289,7 +322,7 @@ def open_shared(group: Group) -> int | str:
         dist.all_gather_object(outcomes, reason, group=group.handle)
         reason = next((outcome for outcome in outcomes if outcome), "")
     if descriptor >= 0:
-        os.close(descriptor)
+        os.close(descriptor)  # the mappings keep the memory
     return reason or comm
 
 
@@ -305,6 +338,7 @@ def _memory(size: int) -> int:
 
 def _map(group: Group, pids: list[int], descriptor: int) -> int:
     library = native.library()
+    # Opened anew through /proc: no name in any file system, so nothing is left behind by a kill.
     mine = os.open(f"/proc/{pids[0]}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
         array = (ctypes.c_int64 * group.size)(*pids)
@@ -317,7 +351,7 @@ def _map(group: Group, pids: list[int], descriptor: int) -> int:
 
 
 def _machine() -> str:
-    """Equal for processes that can see each other's /proc entries and run the same code."""
+    """Equal for processes that can see each other's /proc entries and open what is there."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
@@ -331,6 +365,7 @@ def _code(x: Tensor) -> int:
     return _CODES[x.dtype]
 
 
+# Booleans have a number of their own here, though they are reduced as bytes.
 _CODES = {
     kind: _REDUCIBLE.get(kind, 16 + i) if kind is not torch.bool else 8
     for i, kind in enumerate(sorted({k for k in vars(torch).values() if isinstance(k, torch.dtype)}, key=str))

@@ -35,12 +35,13 @@ def connect(group: Group, timeout: timedelta, kind: str = "auto") -> Transport:
     if kind == "auto":
         kind = settings.get("HYPERPARALLEL_TRANSPORT", "auto")
     if kind not in VARIABLES["HYPERPARALLEL_TRANSPORT"]:
-        raise UserError("kind", kind, " or ".join(VARIABLES["HYPERPARALLEL_TRANSPORT"]))
+        raise UserError("transport", kind, " or ".join(VARIABLES["HYPERPARALLEL_TRANSPORT"]))
     transport: Transport = ProcessGroupTransport(group)
     if job_device() == "cuda":
         # NCCL connects in the first collective, which may be a permute that a member has no part in.
         collectives.wait(transport.all_reduce(torch.zeros(1, device="cuda"), "sum"))
     elif kind == "auto":
+        # On all members or on none: they answer alike, also where one of them could not.
         shared = open_shared(group)
         if isinstance(shared, str):
             level = logging.WARNING if group.index == 0 else logging.DEBUG

@@ -84,6 +84,7 @@ def _method(target: Any) -> str:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return ""
     name = target._schema.name.removeprefix("aten::")
+    # Unsafe for autograd only, and programs run below that.
     if name == "_unsafe_view":
         return "view"
     return name if name in _METHODS and target._overloadname in _OVERLOADS else ""
@@ -112,12 +113,14 @@ class _Source:
         self.bind = bind
         self.wait = clock.wait
         self.names: dict[Any, str] = {}
+        # As `repr` writes these floats.
         self.scope: dict[str, Any] = {"inf": math.inf, "nan": math.nan}
         self.lines: list[str] = []
         self.known: dict[int, str] = {}
 
     def constant(self, value: Any) -> str:
         """The name of an object in the function's scope."""
+        # By identity: the scope keeps the object, so no other one gets its id.
         key = id(value)
         if key not in self.known:
             self.known[key] = f"c{len(self.known)}"
@@ -144,6 +147,7 @@ class _Source:
             arguments = [self.value(arg) for arg in args]
         if target is torch.ops.aten.slice.Tensor and len(args) == 4 and args[2] is not None:
             start, stop = args[2], args[3]
+            # An open end is 2**63 - 1, and negative ends count from the back: `narrow` knows neither.
             if isinstance(stop, int) and isinstance(start, int) and 0 <= start <= stop < 2**31:
                 return f"{arguments[0]}.narrow({args[1]!r}, {start}, {stop - start})"
         if getattr(target, "__name__", "") == "getitem":
@@ -207,6 +211,7 @@ def compile_nodes(
     for i, node in enumerate(nodes):
         for used in node.all_input_nodes:
             last_use[used] = i
+        # What nobody reads is dropped where it is made.
         last_use.setdefault(node, i)
     kept = {*results} if takes_over else {*results, *inputs}
     over = reusable(nodes, inputs, results)
@@ -227,6 +232,7 @@ def compile_nodes(
     returned = "".join(f"{source.names[n]}, " for n in results)
     text = "\n".join((header, *body, f" return ({returned})"))
     filename = f"<hyperparallel {name} {next(_serial)}>"
+    # For tracebacks; without a time the entry is never checked against a file and dropped.
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     exec(compile(text, filename, "exec"), source.scope)
     function: Callable[..., tuple[Any, ...]] = source.scope[name]

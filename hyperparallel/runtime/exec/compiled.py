@@ -37,6 +37,7 @@ class Compiled:
     _functions: dict[str, Callable[..., tuple[Any, ...]]] = field(default_factory=dict)
     _constants: dict[str, Tensor] = field(default_factory=dict)
     _constants_of: tuple[tuple[int, int], ...] | None = None
+    _read_buffers: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
         self.stages = split_stages(self.program)
@@ -84,6 +85,7 @@ class Compiled:
 
     def constants(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What setup makes of the buffers (name -> local tensor), made again only if they changed."""
+        # By identity and version: comparing values would read all of them in every call.
         version = tuple((id(x), x._version) for x in buffers.values())
         if version != self._constants_of:
             values = {self.program.buffers[name]: x for name, x in buffers.items()}
@@ -91,6 +93,8 @@ class Compiled:
             names = [n.name for n in self.stages.setup.outputs]
             self._constants = dict(zip(names, made, strict=True))
             self._constants_of = version
+            # Kept alive: the id of a buffer that was freed may be that of the next one.
+            self._read_buffers = tuple(buffers.values())
         return self._constants
 
     def saved_names(self) -> list[str]:

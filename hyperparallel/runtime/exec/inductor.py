@@ -38,6 +38,7 @@ class Stretch:
         return self.function(*arguments)
 
     def _compile(self, arguments: Sequence[Tensor]) -> Any:
+        # Strides too: the compiled kernels have them built in.
         key = (self.code, tuple((x.shape, x.stride(), x.dtype, x.device) for x in arguments))
         if key not in _compiled:
             # Not through torch.compile: there is no Python left to guard (checked on torch 2.13).

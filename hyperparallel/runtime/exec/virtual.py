@@ -73,6 +73,7 @@ class Lockstep:
         for value, user in last_use.items():
             dead.setdefault(user, []).append(value)
         for i, nodes in enumerate(zip(*rows, strict=True)):
+            # Names of placeholders may differ by rank, functions may not.
             if len({(n.op, n.target if n.op == "call_function" else "") for n in nodes}) > 1:
                 raise UserError("programs", [n.format_node() for n in nodes], "the same node")
             if nodes[0].op == "placeholder":
@@ -94,6 +95,7 @@ class Lockstep:
                 [len(row) for row in inputs],
                 f"{len(self._inputs)} values for each of {self.num_ranks} ranks",
             )
+        # Values by number of the node: nodes of different ranks are different objects.
         values: list[list[Any]] = [[None] * self._num_nodes for _ in inputs]
         for mine, row in zip(values, inputs, strict=True):
             for slot, value in zip(self._inputs, row, strict=True):
@@ -126,6 +128,7 @@ class Lockstep:
             state = _random_state() if random else None
             after = state
             for rank, (mine, (callee, args, kwargs)) in enumerate(zip(values, calls, strict=True)):
+                # Each rank draws from the state that the node began with, as real ranks do from theirs.
                 if state is not None and rank:
                     _set_random_state(state)
                 mine[slot] = callee(*_fill(args, mine), **_fill(kwargs, mine))
@@ -155,6 +158,7 @@ class Lockstep:
         ranks = [self._ranks(rank, row[-1]) for rank, row in enumerate(rows)]
         results: list[Any] = [None] * len(rows)
         for rank, members in enumerate(ranks):
+            # Once for each group, when its first member comes up.
             if results[rank] is None:
                 if rank not in members or any(ranks[member] != members for member in members):
                     raise RunError(
@@ -239,6 +243,7 @@ def _may_be_random(node: fx.Node) -> bool:
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return torch.Tag.nondeterministic_seeded in target.tags
+    # Any other function may draw numbers: nobody can tell, so its state is handled as if it did.
     known = target is operator.getitem or target in _WAITS
     return node.op != "get_attr" and not known
 

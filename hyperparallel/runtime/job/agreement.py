@@ -1,10 +1,11 @@
 """Ranks agree on what they decided before they run it.
 
 An integer program may stop at a time limit, environments and library versions may differ, a rank may get
-another batch or build another model: then ranks would run different programs and wait for each other for
-ever, or compute nonsense. So each rank leaves a hash of its decisions in the job's store and reads the
-others'. Where they differ, all ranks exchange the decisions and raise the same error, which names the
-ranks and the first decision that differs. A rank that does not come is named at the deadline.
+another batch or build another model: then ranks would run different programs and deadlock, or compute
+nonsense. So each rank leaves a hash of its decisions in the job's store and reads the others'. Where they
+differ, all ranks exchange the decisions and raise the same error, which names the ranks and the first
+decision that differs. A rank that does not come is named at the deadline; one that runs a program which it
+has already, and waits for this rank in a collective of that, says so sooner (`comm/meeting.py`).
 
 Nothing is done per step. Per program: the words of some thousand decisions (`graph/decided.py`), a hash,
 and one word through the store for each rank.
@@ -16,25 +17,28 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from torch.distributed.distributed_c10d import _get_default_store  # private, checked on torch 2.13
-
 from hyperparallel.errors import RunError
 from hyperparallel.graph.decided import Decision
 from hyperparallel.runtime.comm.meeting import meet_members
 from hyperparallel.runtime.job.here import Here
 
+FOR_A_CALL = "as for every new kind of call: all ranks must pass the same global batch, in the same modes"
+"""The reason to agree that a batch gives: a rank that has the program of its own batch does not come."""
 
-def agree(here: Here, decided: Sequence[Decision], about: str) -> None:
+
+def agree(here: Here, decided: Sequence[Decision], about: str, reason: str = "") -> None:
     """Raise `RunError` on all ranks of the mesh unless all decided the same; they must call this together.
 
-    about: what the decisions are about, for errors. Raises `PeerLost` for ranks that do not come before
-    the deadline of a collective: ranks that run another program, for instance.
+    about: what the decisions are about, for errors; reason: when ranks agree on that, for the error of one
+    that does not come. Raises `PeerLost` for ranks that do not come before the deadline of a collective.
     """
     ranks = here.mesh.ranks
     if len(ranks) == 1:
         return
     text = json.dumps(decided)
-    hashes = _told(here, hashlib.sha256(text.encode()).hexdigest(), f"agree on {about}")
+    why = f"agree on {about}" + (f", {reason}" if reason else "")
+    # The decisions only where hashes differ: thousands of words, which each rank reads of every other.
+    hashes = _told(here, hashlib.sha256(text.encode()).hexdigest(), why)
     if len(set(hashes)) > 1:
         told = [json.loads(each) for each in _told(here, text, f"compare what they decided for {about}")]
         raise RunError(f"{about}: {first_difference(ranks, told)}; every rank must run the same program")
@@ -43,7 +47,7 @@ def agree(here: Here, decided: Sequence[Decision], about: str) -> None:
 def _told(here: Here, word: str, why: str) -> list[str]:
     place = f"agreement/{'-'.join(map(str, here.mesh.ranks))}"
     seconds = here.groups.timeout.total_seconds()
-    return meet_members(_get_default_store(), place, here.rank, here.mesh.ranks, word, seconds, why)
+    return meet_members(place, here.rank, here.mesh.ranks, word, seconds, why)
 
 
 def first_difference(ranks: Sequence[int], told: Sequence[Sequence[Sequence[str]]]) -> str:

@@ -44,6 +44,7 @@ class Here:
             rest = f"only ranks of the mesh in this call, and this is rank {rank} of the job's {size}"
             instead = f"a mesh with ranks=(..., {rank}), or `if rank in mesh.ranks:` around the call"
             raise PlanError("mesh", str(mesh), rest, instead)
+        # By what the job is made of, not by what the machine has; alone by the machine.
         device = torch.device("cpu")
         if (job_device() == "cuda") if joined else torch.cuda.is_available():
             device = torch.device("cuda", torch.cuda.current_device())
@@ -64,6 +65,7 @@ class Here:
 
     def barrier(self) -> None:
         """Wait until every rank of the mesh is here."""
+        # On the CPU in a CUDA job too: it is the host that waits, no stream.
         collectives.wait(collectives.all_reduce_start(torch.zeros(1), "sum", self.mesh_group))
 
     def binder(self, mesh: Mesh, program: RankProgram) -> Bind:

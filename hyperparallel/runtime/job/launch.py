@@ -75,6 +75,8 @@ def launch(
     """
     if num_ranks < 1:
         raise UserError("num_ranks", num_ranks, "at least 1")
+    if threads is not None and threads < 1:
+        raise UserError("threads", threads, "at least 1, or None: the cores shared out")
     read_settings()
     threads = threads or max(1, host.usable_cores() // num_ranks)
     with _meeting_place(num_ranks, port, collective_timeout) as store, _stop_signals() as stops:
@@ -93,6 +95,7 @@ class _Crew:
 
     def __init__(self, context: Any, num_ranks: int, grace: float, stops: list[int]) -> None:
         self._context, self._grace, self._stops = context, grace, stops
+        # No lock: each rank writes its own number, and a killed rank would take a lock along.
         self.steps = context.RawArray("q", [-1] * num_ranks)
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
@@ -122,6 +125,7 @@ class _Crew:
                 late = [r for r in range(num_ranks) if r not in self._results]
                 raise RunError("\n".join(["timeout: the run did not finish in time", *self._where(late)]))
         if self._failures:
+            # The rank that went away is the cause, but those that miss it may be heard first.
             settled = time.monotonic() + SETTLE_SECONDS
             while all(f.lost for f in self._failures) and time.monotonic() < settled:
                 self._gather(0.05)
@@ -139,13 +143,15 @@ class _Crew:
             running = [p for p in running if p.is_alive()]
         if self._stops:
             for rank in range(len(self._processes)):
+                # Asked, not signalled: SIGTERM would end, in the midst of a step, what stops by itself.
                 self._ask(rank, RankRequest.STOP)
         else:
             for process in running:
                 host.signal_group(process.pid, signal.SIGTERM)
         self._wait_for(running)
         for process in self._processes:
-            host.signal_group(process.pid, signal.SIGKILL)
+            # Those that ended too: a process that such a rank started may still run.
+            host.signal_group(process.pid, signal.SIGKILL, has_ended=not process.is_alive())
             process.join()
         for pipe in self._pipes:
             pipe.close()
@@ -185,6 +191,7 @@ class _Crew:
         watched: dict[Any, int] = {}
         for rank in open_ranks:
             watched[self._processes[rank].sentinel] = watched[self._pipes[rank]] = rank
+        # Once each, also where a rank's report and its end are both there.
         for rank in dict.fromkeys(watched[ready] for ready in wait_any([*watched], seconds)):
             if not self._receive(rank) and not self._processes[rank].is_alive():
                 self._failures.append(self._death(rank))
@@ -271,5 +278,6 @@ def _stop_signals() -> Iterator[list[int]]:
     try:
         yield stops
     finally:
+        # Only now: a signal between two ranks' ends must not leave the others running.
         for number, handler in before.items():
             signal.signal(number, handler)

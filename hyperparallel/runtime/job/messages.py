@@ -1,10 +1,10 @@
 """What a launcher and its ranks say to each other over the pipe of each rank.
 
-    launcher -> rank    Request.STOP      end soon; nothing is answered
-                        Request.WHERE     answered by a `Where`, from a thread of the rank's own
-    rank -> launcher    Failure           as soon as it is known
-                        Where             the answer
-                        (value,)          the result, the last thing that a rank says
+    launcher -> rank    RankRequest.STOP    end soon; nothing is answered
+                        RankRequest.WHERE   answered by a `Where`, from a thread of the rank's own
+    rank -> launcher    Failure             as soon as it is known
+                        Where               the answer
+                        (value,)            the result, the last thing that a rank says
 
 Pickles, since both ends are one user's processes of one program.
 """
@@ -64,6 +64,7 @@ def what_main_does() -> str:
     Costs nothing until it is asked: a collective under way is an object whose method waits, so it stands
     on the stack with its group.
     """
+    # The thread goes on while it is looked at: the answer may be a moment old.
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     stack = list(_outwards(frame))
     if not stack:

@@ -125,11 +125,14 @@ def work(
     fn: Callable[..., object], args: tuple[Any, ...], ranks: Ranks, job: LaunchJob, pipe: Connection
 ) -> None:
     """Run `fn(session, *args)` as one rank and report; the target of a launched process."""
+    # Before anything is started: what this rank starts is ended with its group.
     host.lead_process_group()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     host.die_with(os.getppid(), job.launcher)
+    # For what this rank starts; torch has read it and is told below.
     os.environ["OMP_NUM_THREADS"] = str(job.threads)
+    # Else gloo takes the address of the host's name, which need not lead anywhere (VPN, container).
     os.environ["GLOO_SOCKET_IFNAME"] = host.LOOPBACK
     torch.set_num_threads(job.threads)
     _forget_compile_threads()
@@ -147,6 +150,7 @@ def work(
         reporter.result(value)
     except Exception as error:
         reporter.failure(error)
+        # The launcher has the traceback; printing it too would say everything twice.
         raise SystemExit(1) from None
 
 

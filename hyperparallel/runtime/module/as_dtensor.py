@@ -92,7 +92,9 @@ class Presenter:
             local,
             self.device_mesh,
             self.placements(spec, name),
+            # A check would be a collective for each tensor.
             run_check=False,
+            # Told, since from local sizes torch would take every piece for an even one.
             shape=shape,
             stride=_contiguous_stride(shape),
         )

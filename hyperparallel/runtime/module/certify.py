@@ -45,7 +45,7 @@ class Certificate:
     the largest magnitude of the true value (of gradients, at least `NEGLIGIBLE` of the largest one: the
     true gradient of a key bias, for instance, is zero, and what is computed is rounding).
     replicas_agree: pieces held by several ranks are bit-equal.
-    random_state_equal: both runs drew the same random numbers.
+    random_state_equal: both runs drew equally many random numbers, from the CPU's generator.
     precision: the dtype with the fewest bits that the program computes in ("float32" at most).
     rounding: in 16 bits, the same measure of the plain module against itself in float32.
     """
@@ -96,7 +96,8 @@ class Certificate:
 def certify(model: nn.Module, plan: Plan, batch: Any, *, seed: int = 0) -> Certificate:
     """Compare a plan's program with the plain `model` on a global batch, all ranks in this process.
 
-    The model must hold real weights; it is run once in training mode and left unchanged.
+    The model must hold real weights; it is run once in training mode. It and the random generators are left
+    as they were.
 
     >>> import torch, hyperparallel as hp
     >>> mesh = hp.Layout((2,), ("tp",))
@@ -106,7 +107,9 @@ def certify(model: nn.Module, plan: Plan, batch: Any, *, seed: int = 0) -> Certi
     """
     args, kwargs = call_of(batch)
     built = build(model, plan, args, kwargs)
-    return certify_built(model, built, args, kwargs, seed=seed)
+    used = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(used):  # named: of several devices it would warn
+        return certify_built(model, built, args, kwargs, seed=seed)
 
 
 def certify_built(
@@ -117,7 +120,7 @@ def certify_built(
     *,
     seed: int = 0,
 ) -> Certificate:
-    """`certify` for a program that was built already."""
+    """`certify` for a program that was built already; seeds the random generators."""
     leaves = built.captured.flatten_inputs(args, kwargs)
     compute, precision = built.decisions.plan.compute, fewest_bits(built)
     truth, drawn = _dense(model, built, args, kwargs, seed, compute)
@@ -129,7 +132,7 @@ def certify_built(
     mesh = built.decisions.mesh
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     rows = [_placeholders(program, built, params, buffers, leaves, truth) for program in programs]
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # the state in which the plain run began
     with torch.no_grad():
         results = Lockstep(programs, lambda rank, axes: mesh.group(rank, axes)).run(rows)
     same_random = bool(torch.equal(torch.get_rng_state(), drawn))
@@ -212,16 +215,28 @@ def _dense(
     seed: int,
     compute: str | None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Results and gradients of the plain module, and the random state after its forward."""
+    """Results and gradients of the plain module, and the random state after both."""
     modes = [(part, part.training) for part in model.modules()]
     kept = {name: b.detach().clone() for name, b in model.named_buffers()}
-    if not model.training:
+    if not model.training:  # else `train` would end the evaluation mode of its parts
         model.train()
     torch.manual_seed(seed)
     device = batch_device(flatten((tuple(args), dict(kwargs)))[1])
-    with computing(compute, device.type):
-        _, outputs = flatten(model(*args, **kwargs))
-    paths = list(built.captured.outputs)
+    try:
+        with computing(compute, device.type):
+            _, outputs = flatten(model(*args, **kwargs))
+        found = _results(model, built, outputs)
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(kept[name])
+        for part, mode in modes:
+            part.training = mode
+    return found, torch.get_rng_state()
+
+
+def _results(model: nn.Module, built: Built, outputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Results, gradients and new buffers by the names of `_result_names`."""
     truth = dict(zip(built.captured.out_spec.paths(), outputs, strict=False))
     truth = {path or "output": x for path, x in truth.items()}
     roots = [path for path in built.captured.tangents if truth[path].requires_grad]
@@ -232,24 +247,16 @@ def _dense(
         [torch.ones_like(truth[path]) for path in roots],
         allow_unused=True,
     )
-    drawn = torch.get_rng_state()
-    found = {path: truth[path].detach() for path in paths}
-    for name, grad in zip(trained, grads, strict=True):
-        if grad is not None:
-            found[f"grad of {name}"] = grad
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            found[f"new {name}"] = buffer.detach().clone()
-            buffer.copy_(kept[name])
-    for part, mode in modes:
-        part.training = mode
-    return found, drawn
+    found = {path: truth[path].detach() for path in built.captured.outputs}
+    found |= {f"grad of {name}": g for name, g in zip(trained, grads, strict=True) if g is not None}
+    return found | {f"new {name}": buffer.detach().clone() for name, buffer in model.named_buffers()}
 
 
 def assemble(pieces: Sequence[Tensor], spec: Spec | None, ranks: Sequence[int]) -> tuple[Tensor, bool]:
     """The whole tensor from every rank's piece, and whether equal pieces are bit-equal."""
     if spec is None or spec.is_whole():
         return pieces[0], all(bool(_alike(pieces[0], p).all()) for p in pieces[1:])
+    # NaN where no rank has a piece: a hole cannot pass for a value.
     whole = torch.full(spec.shape, float("nan")).to(pieces[0].dtype)
     for piece, rank in zip(pieces, ranks, strict=True):
         local_piece(whole, spec, rank).copy_(piece)

@@ -14,6 +14,7 @@ axes differ for different parts of the model. Rank 0 decides, so that all ranks 
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hyperparallel.cluster import Rates
-from hyperparallel.errors import LayoutError, PlanError
+from hyperparallel.errors import LayoutError, PlanError, RunError
 from hyperparallel.graph.build import Built, build
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
@@ -85,6 +86,7 @@ def candidates(
     for plan in meshes(ranks):
         try:
             built = build(model, plan, args, kwargs, rates=rates, **how)
+        # A mesh that this model does not fit is no candidate; the last reason is told if none is left.
         except (PlanError, LayoutError) as error:
             refused = error
             continue
@@ -100,6 +102,7 @@ def rank_bytes(built: Built) -> float:
     decided, values = built.decisions, built.workload.values
     total = 0.0
     for name, value in built.workload.params.items():
+        # What is frozen has neither a gradient nor moments.
         copies = STATE_COPIES if name in built.workload.grads else 1
         total += copies * _held(values[value], decided.stored[name])
     for op in built.workload.ops:
@@ -132,15 +135,29 @@ def automatic_plan(
     answer: list[Any] = [None]
     if not joined or dist.get_rank() == 0:
         try:
+            # On one rank: solvers of equal ranks may still stop at different answers.
             found = candidates(model, ranks, args, kwargs, rates=rates, **how)
             answer = [first_that_fits(found, memory_bytes or _memory()).to_yaml()]
         except Exception as error:
-            answer = [error]
+            answer = [_portable(error)]
     if joined:
+        # As text: a plan that is read again is what a user could have written.
         dist.broadcast_object_list(answer, src=0)
     if isinstance(answer[0], Exception):
         raise answer[0]
     return Plan.from_yaml(answer[0])
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that other ranks can be told: itself where it pickles, else its words.
+
+    Rank 0 must send something: the others wait for its answer. Errors of a capture hold graphs and frames.
+    """
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RunError(f"rank 0 found no mesh: {type(error).__name__}: {error}")
+    return error
 
 
 def first_that_fits(found: Sequence[Candidate], memory_bytes: float | None) -> Plan:

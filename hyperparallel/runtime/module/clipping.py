@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hyperparallel.errors import PlanError
 from hyperparallel.runtime.comm import collectives
+from hyperparallel.runtime.exec.codegen import WaitClock
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.shard.spec import Spec, ways
 
@@ -29,18 +30,27 @@ def copies_of(spec: Spec) -> float:
     return spec.mesh.size / ways(spec.axes, spec.mesh)
 
 
-def clip_gradients(grads: Sequence[Tensor], copies: Sequence[float], limit: float, here: Here) -> Tensor:
+def clip_gradients(
+    grads: Sequence[Tensor],
+    copies: Sequence[float],
+    limit: float,
+    here: Here,
+    clock: WaitClock | None = None,
+) -> Tensor:
     """Scale this rank's gradients so that the norm of all ranks' is at most `limit`; returns the norm before.
 
-    grads: local pieces, none on a rank that trains nothing. copies: of each, see `copies_of`. Every rank of
-    `here.mesh` must call this.
+    grads: local pieces, none on a rank that trains nothing. copies: of each, see `copies_of`. clock: counts
+    the time spent waiting. Every rank of `here.mesh` must call this.
     """
     squares = torch.zeros((), dtype=torch.float64, device=here.device)
     if grads:
+        # In float64: the square of 256 overflows in float16.
         norms = torch.stack(torch._foreach_norm(list(grads))).double()
         squares = (norms.square() / torch.tensor(copies, dtype=torch.float64, device=norms.device)).sum()
-    total = collectives.wait(collectives.all_reduce_start(squares, "sum", here.mesh_group)).sqrt()
+    started = collectives.all_reduce_start(squares, "sum", here.mesh_group)
+    total = (clock or WaitClock()).wait(started).sqrt()
     if grads:
+        # As torch.nn.utils.clip_grad_norm_ does, its 1e-6 too.
         scale = torch.clamp(limit / (total + 1e-6), max=1.0).to(grads[0].dtype)
         torch._foreach_mul_(list(grads), scale)
     return total

@@ -66,7 +66,7 @@ class Differentiable:
         tangents = [program.tangents[path] for path in self.outputs if path in program.tangents]
         kept = [node.name for node in stages.backward.inputs if node.name not in tangents]
         self.saved = _pick([at[name] for name in kept])
-        # A result that is saved as it is would keep its own node alive for ever.
+        # A result that is saved as it is would hold its own node, and so itself: it would never be freed.
         self.aliased = [place for place, name in enumerate(kept) if name in results]
         order = {name: place for place, name in enumerate([*kept, *tangents])}
         self.backward_arguments = _pick([order[node.name] for node in stages.backward.inputs])
@@ -136,6 +136,7 @@ class Differentiable:
         if grad is None:
             kind = self.built.workload.values[self.built.workload.tangents[self.outputs[place]]].dtype
             zero = torch.zeros((), dtype=getattr(torch, kind), device=self.here.device)
+            # One element, whatever the shape.
             return zero.expand(spec.local_shape(self.here.rank))
         return own_piece(grad, self.tangent_cuts[place] or (), self.here.device)
 
@@ -144,6 +145,7 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: Differentiable, buffers: Sequence[Tensor], count: int, *tensors: Any) -> Any:
         params = tensors[:count]
+        # Not `to_local`, which goes through autograd and the dispatcher for each parameter.
         local = [p._local_tensor for p in params]
         with below_autograd():
             values = step.values(local, buffers, tensors[count:])
@@ -151,10 +153,12 @@ class _Step(torch.autograd.Function):
             saved = list(step.saved(values + list(found[step.compiled.num_results :])))
             for place in step.aliased:
                 saved[place] = saved[place].detach()
+        # Not by `save_for_backward`, which wraps each tensor: what it checks is checked below for parameters.
         ctx.step, ctx.saved, ctx.params = step, saved, params
         # A DTensor counts changes by torch ops, its local tensor those made on that (TrainStep).
         ctx.read = [x for i in step.read_again for x in (params[i], local[i])]
         ctx.versions = [x._version for x in ctx.read]
+        # No zeros for results that nobody used: `_tangent` makes them without memory.
         ctx.set_materialize_grads(False)
         results = step.results(found)
         fixed = [x for x in results if not (x.is_floating_point() or x.is_complex())]
@@ -173,6 +177,7 @@ class _Step(torch.autograd.Function):
         ctx.saved = ctx.read = None  # the list alone holds what the forward saved
         with below_autograd():
             results = function(arguments)
+        # The program gives each memory of its own: two that are one value would be added to twice.
         pieces = [None if i is None else results[i] for i in step.param_grads]
         handed = hand_over(ctx.params, pieces, ctx.next_functions)
         return None, None, None, *handed, *(None if i is None else results[i] for i in step.leaf_grads)

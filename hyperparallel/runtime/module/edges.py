@@ -39,6 +39,7 @@ class EdgeProgram:
         x = piece
         if x is None:
             assert not self.sends, f"rank {self.rank} has a piece of {self.edge.name}"
+            # A rank that only receives takes part in the collective too, and gives nothing.
             x = torch.empty(0, dtype=getattr(torch, self.edge.value.dtype), device=self.device)
         with torch.no_grad(), below_autograd():
             for call in self._calls:

@@ -11,7 +11,7 @@ from torch import Tensor
 from hyperparallel.graph.build import Built
 from hyperparallel.graph.decided import decisions
 from hyperparallel.runtime.exec.compiled import Compiled
-from hyperparallel.runtime.job.agreement import agree
+from hyperparallel.runtime.job.agreement import FOR_A_CALL, agree
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.local_batch import input_cuts, local_leaves
 from hyperparallel.runtime.module.micro_batches import GradientReduction
@@ -35,7 +35,7 @@ class JointProgram:
         mesh = self.built.decisions.mesh
         program = self.built.rank_program(self.here.rank, defer=self.defer)
         options = {"compile": self.compile, "accumulate": self.defer}
-        agree(self.here, decisions(self.built, program, options), "the program of a step")
+        agree(self.here, decisions(self.built, program, options), "the program of a step", FOR_A_CALL)
         self.compiled = Compiled(program, self.here.binder(mesh, program), self.compile)
         self.finish = GradientReduction(self.built, program, self.here)
         self._input_cuts = tuple(input_cuts(program).values())
@@ -43,6 +43,11 @@ class JointProgram:
         self.buffer_names = list(program.buffers)
         self.grad_names = list(program.grads)
         self.stored: Mapping[str, Spec] = self.built.decisions.stored
+
+    @property
+    def compiled_programs(self) -> list[Compiled]:
+        """What it runs: the program of a batch, and that of `finish` where there is one."""
+        return [self.compiled] if self.finish.last is None else [self.compiled, self.finish.last]
 
     def run(
         self,
@@ -63,6 +68,7 @@ class JointProgram:
         values |= {name: buffers[path] for path, name in program.buffers.items()}
         for path, name in program.tangents.items():
             kind = self.built.workload.values[self.built.workload.tangents[path]].dtype
+            # As the loss's gradient the weight scales all gradients, with no pass over them afterwards.
             values[name] = torch.full(
                 (), weight, dtype=getattr(torch, kind), device=self.here.device
             )
@@ -70,5 +76,6 @@ class JointProgram:
         results = self.compiled.run("joint", values)
         count = self.compiled.num_results
         for path, new in zip(program.mutations, results[len(program.outputs) : count], strict=True):
+            # Into the model's own buffer, which others may hold.
             buffers[path].copy_(new)
         return results[0], list(results[count : count + len(program.grads)])

@@ -141,6 +141,7 @@ class GradientSums:
         if not grads:  # a part that trains nothing
             return
         if layouts in self._totals:
+            # In place: a program hands out gradients that are nobody else's.
             torch._foreach_add_(self._totals[layouts][1], grads)
         else:
             self._totals[layouts] = reduction, grads

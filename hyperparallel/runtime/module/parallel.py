@@ -30,7 +30,7 @@ from hyperparallel.layout import Mesh
 from hyperparallel.plan.decide import pinned
 from hyperparallel.plan.plan import Plan
 from hyperparallel.runtime.exec.compiled import Compiled
-from hyperparallel.runtime.job.agreement import agree
+from hyperparallel.runtime.job.agreement import FOR_A_CALL, agree
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.as_dtensor import Presenter, local_piece
 from hyperparallel.runtime.module.choose_mesh import automatic_plan
@@ -71,6 +71,7 @@ def parallelize(
         plan = automatic_plan(model, args, kwargs, grad_outputs=grad_outputs, whole_outputs=True)
     check_arguments(model, plan)
     assert isinstance(plan, Plan)
+    # A TrainStep knows which backward is a step's last; a module is told of none.
     if plan.zero == 1:
         allowed = "2 or 3: every backward of a module cuts its gradients, so none are kept whole"
         raise PlanError("zero", plan.zero, allowed, "zero=2, or hp.TrainStep with accumulate=k,")
@@ -141,6 +142,7 @@ def _cut_like(parameter: Tensor | None, value: Any) -> Any:
         return value
     mesh, places = parameter.device_mesh, parameter.placements  # type: ignore[union-attr]
     whole = value.detach().to(mesh.device_type)
+    # None: every rank has the whole value, so nothing is sent.
     return distribute_tensor(whole, mesh, places, src_data_rank=None)
 
 
@@ -151,7 +153,9 @@ def plain_twin(model: nn.Module) -> nn.Module:
         empty = torch.empty(p.shape, dtype=p.dtype, device="meta")
         memo[id(p)] = nn.Parameter(empty, p.requires_grad)
         if p.grad is not None:
+            # Not captured, and it may be as large as the model: the memo makes a copy of it None.
             memo[id(p.grad)] = None
+    # The memo stands in for parameters: what is captured is plain tensors, and no memory is copied.
     twin = copy.deepcopy(model, memo)
     for added in ("_parallel", "_holdings"):
         twin.__dict__.pop(added, None)
@@ -192,7 +196,8 @@ class ParallelState:
             model, plan, args, kwargs, grad_outputs=roots, whole_outputs=True, device=device, **more
         )
         program = built.rank_program(self.here.rank, joint=False)
-        agree(self.here, decisions(built, program, {"compile": self.compile}), "the program of a call")
+        decided = decisions(built, program, {"compile": self.compile})
+        agree(self.here, decided, "the program of a call", FOR_A_CALL)
         return built, program
 
     def add(self, kind: Any, built: Built, program: RankProgram) -> None:
@@ -216,6 +221,7 @@ class ParallelState:
         assert self.presenter is not None
         names: dict[int, str] = {}
         for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+            # By identity: tied parameters stay one object, under each of their names.
             stored = names.setdefault(id(parameter), name)
             if stored != name:
                 set_parameter(model, name, model.get_parameter(stored))
@@ -224,6 +230,7 @@ class ParallelState:
             if spec is None:  # the program does not use it; another one may
                 spec = make_spec(built.decisions.mesh, [[(n, ())] for n in parameter.shape])
             piece = local_piece(parameter.detach(), spec, self.here.rank)
+            # Memory of its own: a view would keep the whole parameter alive.
             local = torch.empty(piece.shape, dtype=piece.dtype, device=self.here.device)
             if not piece.is_meta:
                 local.copy_(piece)
@@ -235,6 +242,7 @@ class ParallelState:
         """The result of `model(*args, **kwargs)`."""
         holdings: Holdings = model.__dict__["_holdings"]
         taken = take_apart(args, kwargs)
+        # Looked at in every call: modes, frozen parameters and dtypes change without a word to this object.
         key = taken.key, torch.is_grad_enabled(), holdings.look(model)
         known = self._known.get(key)
         if known is None:
@@ -257,6 +265,7 @@ class ParallelState:
     ) -> _Known:
         """Find or build the program of a call that was not seen before in this spelling."""
         twin = plain_twin(model)
+        # By the twin's signature: two spellings of a call are one program, found in `programs`.
         tree, leaves = call_tree(twin, args, kwargs)
         kind = self.kind(model, tree, leaves)
         if kind not in self.programs:

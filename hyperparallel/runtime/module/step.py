@@ -23,6 +23,7 @@ from hyperparallel.graph.capture.batch_tree import call_of
 from hyperparallel.graph.capture.precision import without_autocast
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
+from hyperparallel.runtime.exec.codegen import WaitClock
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.choose_mesh import automatic_plan
 from hyperparallel.runtime.module.clipping import check_clip, clip_gradients, copies_of
@@ -46,8 +47,11 @@ MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step reports. grad_norm is before clipping, NaN if not asked for; comm_seconds is how long
-    this rank waited for communication."""
+    """What a step reports.
+
+    grad_norm: before clipping, NaN if not asked for. comm_seconds: how long this rank waited for
+    communication; NaN on CUDA, where a wait is an event on the stream and the host goes on.
+    """
 
     loss: float
     grad_norm: float
@@ -121,12 +125,14 @@ class TrainStep:
         )
         make_parallel(model, self.state, self.program.built)
         self.params = {
+            # Plain tensors over the DTensors' memory: an optimizer pays no DTensor dispatch.
             name: nn.Parameter(local_of(self.model.get_parameter(name))) for name in self.program.param_names
         }
         self.specs: Mapping[str, Spec] = self.program.stored
         self.trained = list(self.program.grad_names)
         self.optimizer = optimizer([(name, self.params[name]) for name in self.trained])
         self._replicas = [copies_of(self.specs[name]) for name in self.trained]
+        self._norm_clock = WaitClock()
 
     def __call__(self, batch: Any) -> StepResult:
         return self.step(batch)
@@ -138,15 +144,20 @@ class TrainStep:
         norm = math.nan if self.clip is None else self._clip(self.clip)
         self.optimizer.step()
         for name in self.trained:
+            # Dropped, not zeroed: the next step's first gradient takes its place without an addition.
             self.params[name].grad = None
+        # Here the host waits for a device.
         return StepResult(float(losses), float(norm), self._waited() - waited)
 
     def _clip(self, limit: float) -> Tensor:
         grads = [g for n in self.trained if (g := self.params[n].grad) is not None]
-        return clip_gradients(grads, self._replicas, limit, self.here)
+        return clip_gradients(grads, self._replicas, limit, self.here, self._norm_clock)
 
     def _waited(self) -> float:
-        return sum(program.compiled.clock.seconds for program in self._programs.values())
+        if self.here.device.type == "cuda":
+            return math.nan
+        run = [one for program in self._programs.values() for one in program.compiled_programs]
+        return sum(one.clock.seconds for one in run) + self._norm_clock.seconds
 
     def gradients(self, batch: Any) -> Tensor:
         """Set `.grad` of the local parameters from a global batch; returns the loss (0-dim tensor)."""
@@ -159,6 +170,7 @@ class TrainStep:
         sums = GradientSums()
         loss = torch.zeros((), device=self.here.device)
         for micro, weight in zip(micros, weights, strict=True):
+            # No label of it counts: its mean is 0 / 0, and NaN * 0 is NaN.
             if weight == 0.0 and len(micros) > 1:
                 continue
             program, leaves = self._program(micro)

@@ -78,9 +78,7 @@ def traced_step(step: TrainStep, batch: Any) -> tuple[StepResult, Timeline]:
 
 def _programs(step: TrainStep) -> Iterator[Compiled]:
     for program in step._programs.values():
-        yield program.compiled
-        if program.finish.last is not None:
-            yield program.finish.last
+        yield from program.compiled_programs
 
 
 @contextmanager
@@ -89,6 +87,7 @@ def _noting(compiled: Compiled, clock: _Clock, runs: list[tuple[Compiled, Moment
     length = len(compiled.nodes("joint")) + 1
 
     def mark() -> None:
+        # A new run: of another program, or of this one once all its moments are noted.
         if not runs or runs[-1][0] is not compiled or len(runs[-1][1]) == length:
             runs.append((compiled, []))
         runs[-1][1].append(clock.now())
@@ -130,6 +129,8 @@ def gathered(
     store: Store = _get_default_store()
     if not here.is_first:
         store.set(f"{key}/{here.rank}", json.dumps([clock, to_chrome_trace(timeline)]))
+    here.barrier()  # so that no `get` waits: it would name no rank
+    if not here.is_first:
         return None
     parts, places = [timeline], [clock]
     for other in here.mesh.ranks[1:]:

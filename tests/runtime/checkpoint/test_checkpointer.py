@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hyperparallel.errors import CheckpointError
 from hyperparallel.layout import Layout, Mesh
+from hyperparallel.runtime.checkpoint import folder as folders
 from hyperparallel.runtime.checkpoint.checkpointer import Checkpointer
 from hyperparallel.runtime.checkpoint.record import Local
 from hyperparallel.runtime.checkpoint.storage import CheckpointReader, CheckpointWriter
@@ -236,6 +237,35 @@ def test_keep_latest_and_leftovers(tmp_path: Path) -> None:
         keeper.save(1, {"w": torch.tensor([10.0])})
         assert keeper.newest() == 1
     assert sorted(os.listdir(tmp_path)) == ["latest", "step_000001", "step_000002"]
+
+
+@pytest.mark.parametrize("keep", range(7))
+def test_as_many_stay_as_are_kept(tmp_path: Path, keep: int) -> None:
+    with Checkpointer(tmp_path, keep=keep) as keeper:
+        for step in range(1, 7):
+            keeper.save(step, {"w": torch.ones(1)})
+            keeper.wait()
+            count = min(step, keep) if keep else step
+            assert [folders.step_of(path) for path in folders.complete(tmp_path)] == list(
+                range(step - count + 1, step + 1)
+            )
+
+
+def test_the_newest_is_the_first_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may see the folder as it was before, over a network file system."""
+    real = folders.newest
+
+    def newest(root: Path) -> Path | None:
+        return real(root) if threading.current_thread().name == "rank 0" else None
+
+    def fn(keeper: Checkpointer, rank: int) -> list[int | None]:
+        threading.current_thread().name = f"rank {rank}"
+        before = keeper.newest()
+        keeper.save(5, {"w": torch.ones(2)})
+        return [before, keeper.newest()]
+
+    monkeypatch.setattr(folders, "newest", newest)
+    assert on_ranks(3, tmp_path, fn) == [[None, 5]] * 3
 
 
 def test_a_kill_between_the_renames_loses_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hyperparallel.errors import RunError
 from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.comm.collectives import wait
 from hyperparallel.runtime.comm.debug import disagreement
-from hyperparallel.runtime.comm.group import Group
+from hyperparallel.runtime.comm.group import Group, PeerLost
 from hyperparallel.runtime.comm.groups import Groups
 from tests.ranks import run_ranks
 
@@ -97,6 +98,43 @@ def test_checked_collectives_still_work(monkeypatch: pytest.MonkeyPatch) -> None
         wait(collectives.permute_start(x, [(0, 1)], (3, 2) if rank else (0,), group))
 
     run_ranks(2, all_kinds)
+
+
+@pytest.mark.procs
+@pytest.mark.parametrize("channels", [("up", "down"), ("", "")])
+def test_groups_of_the_same_ranks_are_checked_apart(
+    channels: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two channels, or two registries; one member is done with the first group's call, the other not yet."""
+    monkeypatch.setenv("HYPERPARALLEL_DEBUG", "collectives")
+
+    def run(rank: int) -> list[float]:
+        pair = [Groups.of_default() for _ in channels]
+        for groups, channel in zip(pair, channels, strict=True):
+            groups.ensure([(0, 1)], channel)
+        one, two = (groups.get((0, 1), channel) for groups, channel in zip(pair, channels, strict=True))
+        x = torch.tensor([1.0 + rank])
+        first = wait(collectives.all_reduce_start(x, "sum", one))
+        time.sleep(0.2 * rank)
+        return [*first.tolist(), *wait(collectives.all_gather_start(x, 0, [1, 1], two)).tolist()]
+
+    assert run_ranks(2, run) == [[3.0, 1.0, 2.0]] * 2
+
+
+@pytest.mark.procs
+def test_who_makes_no_call_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPERPARALLEL_DEBUG", "collectives")
+
+    def run(rank: int) -> str:
+        group = Groups.of_default(timeout=timedelta(seconds=2)).world
+        if rank == 1:
+            time.sleep(4)
+            return ""
+        with pytest.raises(PeerLost) as caught:
+            wait(collectives.all_reduce_start(torch.ones(1), "sum", group))
+        return str(caught.value)
+
+    assert "rank 1 did not come within 2 s to make call 1 (all_reduce) in group world" in run_ranks(3, run)[0]
 
 
 def call(**changes: Any) -> dict[str, Any]:

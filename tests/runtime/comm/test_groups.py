@@ -15,6 +15,8 @@ from hyperparallel.runtime.comm.collectives import all_reduce_start, wait
 from hyperparallel.runtime.comm.group import PeerLost
 from hyperparallel.runtime.comm.groups import Group, Groups
 from hyperparallel.runtime.job.here import Here
+from hyperparallel.runtime.job.launch import launch
+from hyperparallel.runtime.job.session import Session
 from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.procs, pytest.mark.timeout(60)]
@@ -84,6 +86,16 @@ def test_a_member_that_stays_away_is_named_at_the_deadline() -> None:
         return "named" if time.monotonic() - began < 3 else "late"
 
     assert run_ranks(3, run) == ["named", "", "named"]
+
+
+def test_the_deadline_of_a_job_is_that_of_every_mesh_in_it() -> None:
+    """`launch(collective_timeout=...)`, or the user's own `init_process_group(timeout=...)`."""
+
+    def run(session: Session) -> list[float]:
+        here = Here.in_job(Mesh((2,), ("dp",)))
+        return [groups.timeout.total_seconds() for groups in (session.groups, here.groups)]
+
+    assert launch(run, 2, threads=1, collective_timeout=timedelta(seconds=7)) == [[7.0, 7.0]] * 2
 
 
 def test_what_a_registry_refuses() -> None:

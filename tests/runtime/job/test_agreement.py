@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -16,10 +17,10 @@ from hyperparallel.graph import build as build_module
 from hyperparallel.graph import decided
 from hyperparallel.layout import Layout, Mesh
 from hyperparallel.plan import Plan
-from hyperparallel.runtime.comm.groups import Groups
 from hyperparallel.runtime.job import agreement
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.job.launch import launch
+from hyperparallel.runtime.job.session import Session
 from hyperparallel.runtime.module.parallel import parallelize
 from hyperparallel.runtime.module.step import TrainStep
 from tests.ranks import run_ranks
@@ -119,20 +120,40 @@ def test_programs_of_new_shapes_are_agreed_on_too() -> None:
     assert first == second and "batch, x: float64 of shape [2, 4] on rank 0, float64 of shape [8, 4]" in first
 
 
-def test_a_rank_with_a_shape_that_it_knows_meets_the_deadline() -> None:
-    def run(session: Any) -> None:
-        here = Here.in_job(DP2, Groups.of_default(timeout=timedelta(seconds=3)))
-        step = TrainStep(made(small.Rows), sgd, Plan(DP2), X, here=here)
-        with session.step(0):
-            step.step(X)
+@pytest.mark.parametrize(("transport", "seconds"), [("auto", 100), ("messages", 12)])
+def test_a_rank_with_a_shape_that_it_knows_does_not_wait_for_one_that_builds(
+    transport: str, seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 waits in a collective for rank 0, which waits for it in a meeting: through shared memory that
+    is seen long before the deadline, over gloo at the deadline."""
+    monkeypatch.setenv("HYPERPARALLEL_TRANSPORT", transport)
+
+    def run(session: Session) -> None:
+        step = TrainStep(made(small.Rows), sgd, Plan(DP2), X)
+        step.step(X)
         with session.step(1):
             step.step(X if session.rank else numbers(2, 4))
 
     began = time.monotonic()
     with pytest.raises(RunError) as caught:
-        launch(run, 2, threads=1, collective_timeout=timedelta(seconds=30))
-    assert time.monotonic() - began < 25
-    assert "rank 1 did not come within 3 s to agree on the program of a step" in str(caught.value)
+        launch(run, 2, threads=1, collective_timeout=timedelta(seconds=seconds))
+    assert time.monotonic() - began < 40
+    text = str(caught.value)
+    assert text.startswith("rank 1 failed in step 1:")
+    assert re.search("deadlock: .*rank 0 waits for rank 1 to agree on the program of .*global batch", text)
+
+
+def test_who_does_not_come_to_agree_is_named_at_the_deadline() -> None:
+    """Rank 1 is in no collective either."""
+
+    def run(session: Session) -> None:
+        step = TrainStep(made(small.Rows), sgd, Plan(DP2), X)
+        if session.rank:
+            time.sleep(30)
+        step.step(numbers(2, 4))
+
+    with pytest.raises(RunError, match=r"rank 1 did not come within 3 s to agree on the program .*batch"):
+        launch(run, 2, threads=1, collective_timeout=timedelta(seconds=3), grace=0.5)
 
 
 def test_ranks_of_two_meshes_agree_apart() -> None:

@@ -91,6 +91,8 @@ def test_results_come_in_rank_order() -> None:
     assert run_ranks(2, lambda rank: torch.full((2,), rank))[1].tolist() == [1, 1]
     with pytest.raises(UserError, match="num_ranks"):
         launch(total, 0)
+    with pytest.raises(UserError, match="threads"):
+        launch(total, 1, threads=0)
 
 
 def test_a_quick_rank_does_not_leave_before_a_slow_one_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyperparallel.graph.build import build
 from hyperparallel.layout import Layout, Mesh
 from hyperparallel.plan import Plan
 from hyperparallel.runtime.exec.virtual import Lockstep
@@ -114,6 +116,33 @@ def test_frozen_modules_and_the_model_itself_are_left_as_they_are() -> None:
     assert model.training and not model.norm.training
     for name, x in model.state_dict().items():
         assert torch.equal(x, before[name]), name
+
+
+class Failing(nn.Module):
+    """Captured well, and fails when it runs: once for the graph, once for real."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.fails = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails:
+            raise ZeroDivisionError
+        out: Tensor = self.linear(F.dropout(x, 0.5, self.training)).sum()
+        return out
+
+
+def test_generators_and_modes_are_left_as_they_are_also_after_an_error() -> None:
+    model, batch, plan = made(Failing).eval(), numbers(4, 4), Plan(Layout((2,), ("dp",)))
+    state = torch.get_rng_state()
+    assert certify(model, plan, batch).holds()
+    assert torch.equal(state, torch.get_rng_state()) and not model.training
+    built = build(model, plan, (batch,), {})
+    model.fails = True
+    with pytest.raises(ZeroDivisionError):
+        certify_built(model, built, (batch,), {})
+    assert not model.training
 
 
 class Sometimes(nn.Module):

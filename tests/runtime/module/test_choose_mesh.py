@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 from torch import nn
 
 from hyperparallel.cluster import Rates
-from hyperparallel.errors import PlanError, UserError
+from hyperparallel.errors import PlanError, RunError, UserError
 from hyperparallel.graph.build import build
-from hyperparallel.runtime.module.choose_mesh import candidates, first_that_fits, meshes
+from hyperparallel.runtime.module import choose_mesh
+from hyperparallel.runtime.module.choose_mesh import automatic_plan, candidates, first_that_fits, meshes
 from hyperparallel.runtime.module.parallel import parallelize
 from hyperparallel.runtime.module.step import TrainStep
 from tests.runtime.module import small
@@ -114,6 +116,31 @@ def test_a_whole_step_takes_the_cheapest_mesh_too(accumulate: int) -> None:
 
     plans = on_ranks(4, check)
     assert len(set(plans)) == 1
+
+
+@pytest.mark.procs
+def test_an_error_of_the_first_rank_is_every_ranks() -> None:
+    """One that a user meets as it is, one that does not pickle as its words; no rank waits for an answer."""
+
+    class Graph(Exception):
+        def __init__(self) -> None:
+            super().__init__("at a node")
+            self.frame = sys._getframe()
+
+    def fails(*args: Any, **how: Any) -> Any:
+        raise Graph
+
+    def check() -> tuple[str, str]:
+        with pytest.raises(PlanError, match=r"needs .* a rank.*a plan by hand") as first:
+            automatic_plan(small.Rows(), (numbers(8, 4),), memory_bytes=1.0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(choose_mesh, "candidates", fails)
+            with pytest.raises(RunError, match="rank 0 found no mesh: Graph: at a node") as second:
+                automatic_plan(small.Rows(), (numbers(8, 4),))
+        return str(first.value), str(second.value)
+
+    one, other = on_ranks(2, check)
+    assert one == other
 
 
 @pytest.mark.procs

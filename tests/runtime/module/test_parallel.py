@@ -123,6 +123,52 @@ def test_buffers_follow_the_whole_batch_and_evaluation_leaves_them() -> None:
     on_ranks(2, check)
 
 
+class Slices(nn.Module):
+    """Slices that end past the end, before it, or where they begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        parts = (y[:, :100], y[2:50], y[:, -2:], y[1:-1], y[:, 3:3], y[-100:, ::4], y[:, -9:2])
+        return sum((part.exp().sum() for part in parts), y.new_zeros(()))
+
+
+@pytest.mark.parametrize("mesh", [DP2, TP2])
+def test_slices_may_reach_past_the_end(mesh: Any) -> None:
+    def check() -> None:
+        model, plain = pair(Slices, X, Plan(mesh))
+        assert_same_step(model, plain, X)
+
+    on_ranks(2, check)
+
+
+class Masked(nn.Module):
+    """What is made of a buffer alone is kept from call to call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mask", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) + self.mask.exp()
+        return out
+
+
+def test_a_buffer_in_the_place_of_one_that_was_freed_is_seen() -> None:
+    """Python gives a new tensor the id of one that was freed just before, and both have version 0."""
+    x = numbers(5, 4)
+    model, plain = parallelize(made(Masked), Plan(Layout((1,), ("dp",))), x), made(Masked)
+    for number in range(20):
+        for module in (model, plain):
+            module.mask = None
+            module.mask = torch.full((3,), float(number), dtype=x.dtype)
+        assert_close(model(x), plain(x))
+
+
 def test_modes_gradients_and_random_numbers() -> None:
     def check() -> None:
         model, plain = pair(small.Dropped, X)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -211,6 +214,29 @@ def test_accumulation_reduces_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for counts, elements in on_ranks(2, check):
         assert counts == [elements + 2, elements + 4 * 2]
+
+
+@pytest.mark.parametrize("where", ["finish", "norm"])
+def test_every_wait_for_others_is_communication(where: str) -> None:
+    """Rank 1 comes late to the sums of gradients that end an accumulation, or to that of the norm."""
+
+    def run(rank: int) -> float:
+        step = TrainStep(made(small.Rows), sgd, Plan(DP2), X, accumulate=2, clip=1.0)
+        step.step(X)
+        owner, name = (step.program, "finish") if where == "finish" else (step, "_clip")
+        plain = getattr(owner, name)
+
+        def late(*args: Any) -> Any:
+            time.sleep(0.5 * rank)
+            return plain(*args)
+
+        setattr(owner, name, late)
+        waited = step.step(X).comm_seconds
+        step.here = replace(step.here, device=torch.device("cuda"))
+        assert math.isnan(step._waited())
+        return waited
+
+    assert run_ranks(2, run)[0] > 0.4
 
 
 def test_masked_language_models_count_every_label() -> None:

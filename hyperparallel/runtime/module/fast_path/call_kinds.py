@@ -57,6 +57,7 @@ def order_of_leaves(tree: CallTree, args: Sequence[Any], kwargs: Mapping[str, An
 
     def mark(value: Any) -> Any:
         if isinstance(value, Tensor):
+            # A stand-in for each place, since one tensor may be given at two.
             marks.append(torch.empty(0))
             return marks[-1]
         return value

@@ -48,13 +48,16 @@ def hand_over(
     grads: local pieces, this function's to keep. edges: the node and input that each would go to.
     """
     device = next((grad.device.type for grad in grads if grad is not None), "")
+    # On a device the engine also orders streams: the backward's and the one that reads the gradient.
     by_engine = torch.is_grad_enabled() or device != "cpu"  # create_graph, or streams to wait for
     returned: list[DTensor | None] = []
+    # Edges go on with those of the batch's tensors, which have none here.
     for parameter, grad, edge in zip(parameters, grads, edges, strict=False):
         if grad is None:
             returned.append(None)
         elif (
             by_engine
+            # Hooks on the node itself show nowhere else than in who holds it.
             or _references(edge) > _UNHELD
             or not _is_plain(parameter, grad, edge[0])
             or not _accumulate(parameter, grad)
@@ -85,10 +88,12 @@ def _accumulate(parameter: DTensor, grad: Tensor) -> bool:
     if there is None:
         parameter.grad = as_dtensor(grad, parameter._spec)
         return True
+    # A gradient with a graph of its own (create_graph) must not be changed in place.
     if not isinstance(there, DTensor) or there.requires_grad or there.dtype != grad.dtype:
         return False
     if there._spec is not parameter._spec and there._spec != parameter._spec:
         return False
     there._local_tensor.add_(grad)
+    # The DTensor has a version of its own, which adding to its local tensor does not count.
     torch.autograd.graph.increment_version(there)
     return True

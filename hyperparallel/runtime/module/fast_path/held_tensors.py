@@ -34,6 +34,7 @@ class Holdings:
 
     def look(self, model: nn.Module) -> tuple[tuple[bool, ...], tuple[Any, ...]]:
         """What a program depends on: the modes of all modules, and which parameters are trained."""
+        # The cheapest look that sees a replaced submodule: the objects in the dictionaries, by identity.
         if not self._parts or [modules.get(key) for modules, key in self._links] != self._children:
             self._find(model)
         modes = tuple([part.training for part in self._parts])
@@ -62,6 +63,7 @@ class Holdings:
                 tuple(_slot(model, n, "_buffers") for n in buffers),
             )
             self._of_program[program] = found
+        # Read anew: a loop may have put another object there (`module.weight = ...`).
         params = [held[key] for held, key in found[0]]
         for parameter, name in zip(params, parameters, strict=True):
             if not isinstance(parameter, DTensor):

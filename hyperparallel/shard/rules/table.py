@@ -12,10 +12,9 @@ models repeat shapes and the builders remember them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from hyperparallel.errors import UserError, nearest
 from hyperparallel.shard.rules import (
     attention,
     factories,
@@ -29,7 +28,8 @@ from hyperparallel.shard.rules import (
     slices,
     views,
 )
-from hyperparallel.shard.rules.operands import Builder, InputGroups, line
+from hyperparallel.shard.rules.operands import Builder, InputGroups
+from hyperparallel.shard.rules.own_rule import check_target, own_facts, own_rule
 from hyperparallel.shard.rules.rule import UNKNOWN, OpFacts, Rule
 from hyperparallel.workload.ops import Op, Value
 
@@ -41,7 +41,9 @@ _TABLE: dict[str, Builder] = {name: rule for room in _ROOMS for name, rule in ro
 _FACTS: dict[str, OpFacts] = {
     name: facts for room in _ROOMS for name, facts in getattr(room, "FACTS", {}).items()
 }
+# What was looked up by a name with its overload; a later registration may change either.
 _ASKED: dict[str, OpFacts] = {}
+_FOUND: dict[str, Builder | None] = {}
 
 
 def rule_for(op: Op, values: Mapping[str, Value]) -> Rule | None:
@@ -76,13 +78,11 @@ def facts_of(target: str) -> OpFacts:
 
 
 def _find(target: str) -> Builder | None:
-    builder = _TABLE.get(target)
-    if builder is None:
+    if target not in _FOUND:
         base = target.rpartition(".")[0]
-        builder = _TABLE.get(base) or _TABLE.get(base.removesuffix("_"))
-        if builder is not None:
-            _TABLE[target] = builder
-    return builder
+        names = (target, base, base.removesuffix("_"))
+        _FOUND[target] = next((_TABLE[name] for name in names if name in _TABLE), None)
+    return _FOUND[target]
 
 
 def register_rule(
@@ -103,10 +103,8 @@ def register_rule(
 
     >>> register_rule("mylib.scale", "b d, d -> b d", linear=((0,), (1,)), fresh=True)
     """
-    known = [field.name for field in fields(OpFacts)]
-    for name in facts:
-        if name not in known:
-            raise UserError("register_rule", name, f"a fact of {', '.join(known)}", nearest(name, known, 1))
-    _FACTS[target] = OpFacts(**facts)
+    check_target(target)
+    builder, known = own_rule(target, rule, linear, reduce), own_facts(facts)
+    _FACTS[target], _TABLE[target] = known, builder
     _ASKED.clear()
-    _TABLE[target] = line(rule, linear, reduce) if isinstance(rule, str) else rule
+    _FOUND.clear()

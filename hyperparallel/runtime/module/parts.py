@@ -116,6 +116,10 @@ class PartsStep:
         loss: str = "",
         compile: bool = False,
     ) -> None:
+        if not isinstance(parts, Mapping) or not all(isinstance(part, Part) for part in parts.values()):
+            raise PlanError("parts", parts, "a mapping from names to parts", '{"front": Part([...], plan)}')
+        if not parts:
+            raise PlanError("parts", parts, "one or more parts")
         args, kwargs = call_of(example_batch)
         self.names, self.model = tuple(parts), model
         self.compute = next(iter(parts.values())).plan.compute

@@ -63,7 +63,7 @@ def _checked(target: str, form: LocalForm) -> LocalForm:
         kind: Any = fx.Node if any(isinstance(x, fx.Node) for x in local.args) else (fx.Node, Tensor)
         good = isinstance(results, (tuple, list)) and len(results) == len(names)
         if not good or any(n and not isinstance(x, kind) for n, x in zip(names, results, strict=True)):
-            wanted = f"a tuple of {len(names)}, each returned by local.emit; local.call() returns such a tuple"
+            wanted = f"a tuple of {len(names)}, each returned by local.emit, as local.call() returns one"
             raise UserError(about, Words(type(results).__name__ + f" {results!r}"), wanted)
         return tuple(results)
 

@@ -2,9 +2,9 @@
 
 Each rank captures, solves and partitions for itself. What must come out equal on all of them is listed here,
 causes before effects, so that the first line that differs says where two ranks parted: versions and
-options, the plan, the batch, the model's ops with their numbers and shapes, the layout of every op and
-parameter, the nodes of the rank's program and what its collectives move. Left out is what may differ by
-rank: values of parameters, offsets and sizes of pieces.
+options, the plan, the batch, the parameters, the model's ops with their numbers and shapes, the layout of
+every op and parameter, the nodes of the rank's program and what its collectives move. Left out is what may
+differ by rank: values of parameters, offsets and sizes of pieces.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def decisions(built: Built, program: RankProgram | None, options: Mapping[str, o
     plan = built.decisions.plan
     found += [(f"plan, {field.name}", str(getattr(plan, field.name))) for field in fields(plan)]
     found += _of_batch(built.workload)
+    found += _of_weights(built.workload)
     found += _of_ops(built)
     for group in ("stored", "used", "sources", "outputs"):
         specs: Mapping[str, Spec] = getattr(built.decisions, group)
@@ -55,7 +56,19 @@ _GROUPS = {
 
 def _of_batch(work: Workload) -> Iterator[Decision]:
     for path, value in work.inputs.items():
-        yield f"batch, {path}", f"{work.values[value].dtype} of shape {list(work.values[value].shape)}"
+        yield f"batch, {path}", _kind(work, value)
+
+
+def _of_weights(work: Workload) -> Iterator[Decision]:
+    for name, value in work.params.items():
+        trained = "trained" if name in work.grads else "not trained"
+        yield f"parameter {name}", f"{_kind(work, value)}, {trained}"
+    for name, value in work.buffers.items():
+        yield f"buffer {name}", _kind(work, value)
+
+
+def _kind(work: Workload, value: str) -> str:
+    return f"{work.values[value].dtype} of shape {list(work.values[value].shape)}"
 
 
 def _of_ops(built: Built) -> Iterator[Decision]:

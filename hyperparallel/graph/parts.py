@@ -46,6 +46,15 @@ class Part:
     modules: Sequence[str]
     plan: Plan
 
+    def __post_init__(self) -> None:
+        if isinstance(self.modules, str) or not all(isinstance(name, str) for name in self.modules):
+            instead = f"[{str(self.modules)!r}]"
+            raise PlanError("modules", self.modules, "a list of patterns of names", instead)
+        if not self.modules:
+            raise PlanError("modules", self.modules, "one or more patterns, or no part at all")
+        if not isinstance(self.plan, Plan):
+            raise PlanError("plan", self.plan, "a Plan, with the mesh of this part", "Plan(mesh, ...)")
+
 
 @dataclass(frozen=True)
 class BuiltParts:

@@ -176,3 +176,34 @@ def test_a_fact_that_there_is_not_is_refused() -> None:
     with pytest.raises(UserError, match=r"got 'flop'.*write flops instead"):
         register_rule("ownlib.wrong", "b -> b", flop=2.0)
     assert facts_of("ownlib.nobody.default") == OpFacts()
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (lambda local: None, "NoneType None; allowed: a tuple of 1"),
+        (lambda local: [local.call()], "a tuple of 1"),
+        (lambda local: local.call() * 2, "a tuple of 1"),
+        (lambda local: 1 // 0, "ZeroDivisionError"),
+        (lambda local: (torch.ones(3),), "each returned by local.emit"),
+    ],
+)
+def test_a_local_form_that_returns_something_else_is_refused_with_the_ops_name(form: Any, words: str) -> None:
+    register_local_form("ownlib.look", form)
+    graph = fx.Graph()
+    op = Op("look", "ownlib.look.default", (Ref("x"),), {}, ("x",), ("y",))
+    rule = rule_for(op, VALUES)
+    assert rule is not None
+    local = LocalOp(op, rule, torch.ops.ownlib.look.default, (graph.placeholder("x"),), {}, {},
+                    lambda fn, *args: graph.call_function(fn, args), None)  # fmt: skip
+    with pytest.raises(UserError, match=rf"local form of ownlib\.look: got.*{words}"):
+        localise(local)
+    register_local_form("ownlib.look", lambda local: local.call())
+    assert isinstance(localise(local)[0], fx.Node)
+
+
+def test_what_is_no_form_or_no_name_is_refused() -> None:
+    with pytest.raises(UserError, match=r"local form of ownlib\.look: got 3"):
+        register_local_form("ownlib.look", 3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r'target.*write "ownlib\.look" instead'):
+        register_local_form("ownlib::look", lambda local: local.call())

@@ -12,10 +12,9 @@ models repeat shapes and the builders remember them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from hyperparallel.errors import UserError, nearest
 from hyperparallel.shard.rules import (
     attention,
     factories,
@@ -29,7 +28,8 @@ from hyperparallel.shard.rules import (
     slices,
     views,
 )
-from hyperparallel.shard.rules.operands import Builder, InputGroups, line
+from hyperparallel.shard.rules.operands import Builder, InputGroups
+from hyperparallel.shard.rules.own_rule import check_target, own_facts, own_rule
 from hyperparallel.shard.rules.rule import UNKNOWN, OpFacts, Rule
 from hyperparallel.workload.ops import Op, Value
 
@@ -41,11 +41,9 @@ _TABLE: dict[str, Builder] = {name: rule for family in _FAMILIES for name, rule 
 _FACTS: dict[str, OpFacts] = {
     name: facts for family in _FAMILIES for name, facts in getattr(family, "FACTS", {}).items()
 }
-
-# Answers by the full name that was asked for. They stand apart from the tables, so that a rule that is
-# registered for a name without overload still reaches overloads that were asked for before it came.
-_ASKED_RULES: dict[str, Builder | None] = {}
-_ASKED_FACTS: dict[str, OpFacts] = {}
+# What was looked up by a name with its overload; a later registration may change either.
+_ASKED: dict[str, OpFacts] = {}
+_FOUND: dict[str, Builder | None] = {}
 
 
 def rule_for(op: Op, values: Mapping[str, Value]) -> Rule | None:
@@ -68,24 +66,23 @@ def facts_of(target: str) -> OpFacts:
     >>> facts_of("aten.add.Tensor").fresh, facts_of("aten.add_.Tensor").fresh
     (True, False)
     """
-    found = _ASKED_FACTS.get(target)
+    found = _ASKED.get(target)
     if found is None:
         base = target.rpartition(".")[0]
         plain = base.removesuffix("_")
         found = _FACTS.get(target) or _FACTS.get(base) or _FACTS.get(plain) or UNKNOWN
         if plain != base or "out" in target[len(base) :]:  # what it makes is memory that it is given
             found = replace(found, fresh=False, in_place=())
-        _ASKED_FACTS[target] = found
+        _ASKED[target] = found
     return found
 
 
 def _find(target: str) -> Builder | None:
-    if target not in _ASKED_RULES:
+    if target not in _FOUND:
         base = target.rpartition(".")[0]
-        _ASKED_RULES[target] = (
-            _TABLE.get(target) or _TABLE.get(base) or _TABLE.get(base.removesuffix("_"))
-        )
-    return _ASKED_RULES[target]
+        names = (target, base, base.removesuffix("_"))
+        _FOUND[target] = next((_TABLE[name] for name in names if name in _TABLE), None)
+    return _FOUND[target]
 
 
 def register_rule(
@@ -106,16 +103,8 @@ def register_rule(
 
     >>> register_rule("mylib.scale", "b d, d -> b d", linear=((0,), (1,)), fresh=True)
     """
-    known = [field.name for field in fields(OpFacts)]
-    for name in facts:
-        if name not in known:
-            raise UserError("register_rule", name, f"a fact of {', '.join(known)}", nearest(name, known, 1))
-    if not isinstance(rule, str):
-        for field_name, given, usual in (("linear", linear, None), ("reduce", reduce, "sum")):
-            if given != usual:
-                allowed = "left out: a function gives it in the Rule that it returns"
-                raise UserError(field_name, given, allowed)
-    _TABLE[target] = line(rule, linear or (), reduce) if isinstance(rule, str) else rule
-    _FACTS[target] = OpFacts(**facts)
-    _ASKED_RULES.clear()
-    _ASKED_FACTS.clear()
+    check_target(target)
+    builder, known = own_rule(target, rule, linear, reduce), own_facts(facts)
+    _FACTS[target], _TABLE[target] = known, builder
+    _ASKED.clear()
+    _FOUND.clear()

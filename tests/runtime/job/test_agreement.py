@@ -71,8 +71,19 @@ def test_a_rank_that_solved_otherwise_is_found_before_anything_runs(door: str) -
     assert "on rank 0" in first and "tp cuts" in first.partition("on rank 0")[2]
 
 
+class Scaled(small.Rows):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.factor
+
+
 def otherwise(what: str, rank: int) -> tuple[nn.Module, Plan, torch.Tensor, bool]:
     model, plan, x, compiled = made(small.Rows), Plan(DP2), X, False
+    if what == "number":
+        model = made(Scaled, 2.0)
     if rank == 1:
         match what:
             case "plan":
@@ -81,6 +92,12 @@ def otherwise(what: str, rank: int) -> tuple[nn.Module, Plan, torch.Tensor, bool
                 x = numbers(6, 4)
             case "model":
                 model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+            case "width":  # the same ops on weights of another shape
+                model.up, model.down = nn.Linear(4, 5).double(), nn.Linear(5, 3).double()
+            case "frozen":
+                model.get_parameter("up.bias").requires_grad_(False)
+            case "number":  # the same ops with another number
+                model = made(Scaled, 3.0)
             case "option":
                 compiled = True
             case "version":
@@ -94,6 +111,9 @@ def otherwise(what: str, rank: int) -> tuple[nn.Module, Plan, torch.Tensor, bool
         ("plan", "plan, fsdp: None on rank 0, dp on rank 1"),
         ("batch", "batch, x: float64 of shape [4, 4] on rank 0, float64 of shape [6, 4] on rank 1"),
         ("model", "batch, x: float64 of shape [4, 4] on rank 0, batch, input: float64"),
+        ("width", "parameter up.weight: float64 of shape [6, 4], trained on rank 0, float64 of shape [5, 4]"),
+        ("frozen", "parameter up.bias: float64 of shape [6], trained on rank 0, float64 of shape [6], not"),
+        ("number", "aten.mul.Tensor with [2.0] in the model itself on rank 0, aten.mul.Tensor with [3.0] in"),
         ("option", "option compile: False on rank 0, True on rank 1"),
         ("version", f"version of torch: {torch.__version__} on rank 0, 0.0 on rank 1"),
     ],

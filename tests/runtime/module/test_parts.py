@@ -238,3 +238,22 @@ def test_what_a_step_in_parts_refuses() -> None:
             PartsStep(made(small.Rows), adam, other, numbers(6, 4))
 
     run_ranks(4, run, timeout=100)
+
+
+@pytest.mark.parametrize(
+    ("modules", "plan", "words"),
+    [
+        ("up", Plan(TP), r"modules: got 'up'; allowed: a list of patterns of names; write \['up'\]"),
+        ([], Plan(TP), r"modules: got \[\]"),
+        (["up"], "auto", "plan: got 'auto'; allowed: a Plan, with the mesh of this part"),
+    ],
+)
+def test_what_makes_no_part_is_refused_when_it_is_written(modules: Any, plan: Any, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        Part(modules, plan)
+
+
+@pytest.mark.parametrize("parts", [{}, [Part(["up"], Plan(TP))], {"front": ["up"]}])
+def test_what_is_no_mapping_to_parts_is_refused(parts: Any) -> None:
+    with pytest.raises(PlanError, match=r"parts: got .*allowed: (a mapping from names to|one or more) parts"):
+        PartsStep(made(small.Rows), adam, parts, numbers(4, 4))

@@ -98,14 +98,16 @@ def test_forms_agree() -> None:
 
 def test_notes_of_plan_are_marked_and_listed_once() -> None:
     large = [job("qwen3-0.6b", devices=16384, seq=s, batch=16384) for s in (1024, 2048)]
-    points = sweep([job(), *large])
+    usual = Limits(fixed=(("schedule", "1f1b"),))  # other schedules have a note of their own
+    points = sweep([job(), *large], limits=usual)
     notes = noted(points)
     assert points[0].notes == () and len(notes) == 1 and "consistency-checked, not validated" in notes[0]
-    assert [p.notes for p in points[1:]] == [plan_job(one).warnings for one in large]
+    assert [p.notes for p in points[1:]] == [plan_job(one, limits=usual).warnings for one in large]
     assert [row[-1] for row in point_rows(points)] == ["", "1", "1"]
     assert page(points, "t").count(notes[0]) == 1
     assert [r["notes"] for r in json.loads(points_json(points))] == [[], notes, notes]
     words = ("qwen3-0.6b", "--cluster", "h100", "--devices", "16384", "--seq", "1024,2048")
+    words += ("--fix", "schedule=1f1b")
     assert run(*words).output.count("consistency-checked, not validated") == 1
 
 

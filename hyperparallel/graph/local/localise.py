@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from hyperparallel.errors import UserError, Words
 from hyperparallel.graph.local import fragile, index, loss, matmul, random, reduction, softmax, view
 from hyperparallel.graph.local.local_op import LocalOp
-from hyperparallel.shard.rules.own_rule import check_target
+from hyperparallel.shard.own_rule import check_target
 
 LocalForm = Callable[[LocalOp], tuple[Any, ...]]
 

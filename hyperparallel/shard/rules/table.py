@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from hyperparallel.shard.own_rule import check_target, own_facts, own_rule
 from hyperparallel.shard.rules import (
     attention,
     factories,
@@ -29,7 +30,6 @@ from hyperparallel.shard.rules import (
     views,
 )
 from hyperparallel.shard.rules.operands import Builder, InputGroups
-from hyperparallel.shard.rules.own_rule import check_target, own_facts, own_rule
 from hyperparallel.shard.rules.rule import UNKNOWN, OpFacts, Rule
 from hyperparallel.workload.ops import Op, Value
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from hyperparallel.runtime.module.parallel import parallelize
     from hyperparallel.runtime.module.parts import PartsStep
     from hyperparallel.runtime.module.step import TrainStep
-    from hyperparallel.shard.rules.table import register_rule
+    from hyperparallel.shard.own_rule import register_rule
 
 __version__ = "0.1.0"
 
@@ -106,7 +106,7 @@ _LATE = {
     "load_safetensors": "hyperparallel.runtime.checkpoint.trained",
     "parallelize": "hyperparallel.runtime.module.parallel",
     "register_local_form": "hyperparallel.graph.local.localise",
-    "register_rule": "hyperparallel.shard.rules.table",
+    "register_rule": "hyperparallel.shard.own_rule",
     "save_checkpoint": "hyperparallel.runtime.checkpoint.trained",
     "save_safetensors": "hyperparallel.runtime.checkpoint.trained",
 }

@@ -1,4 +1,5 @@
-"""The rule of a user's own op, checked: what is wrong is said with the op's name, before a solver meets it.
+"""Give an op of your own its rule (`register_rule`), checked: what is wrong is said with the op's name,
+before a solver meets it.
 
 What can be read off the registration alone (the name, the text, groups, facts) is refused there; what needs
 an op's operands is refused when its rule is asked for.
@@ -13,12 +14,36 @@ from typing import Any
 
 from hyperparallel.errors import UserError, Words, nearest
 from hyperparallel.shard.rules.notation import parse
-from hyperparallel.shard.rules.operands import Builder, OpValues, in_shapes, line
+from hyperparallel.shard.rules.operands import Builder, InputGroups, OpValues, in_shapes, line
 from hyperparallel.shard.rules.rule import OpFacts, Rule
+from hyperparallel.shard.rules.table import enter
 from hyperparallel.workload.ops import Op
 
 REDUCES = ("sum", "max", "min", "prod", None)
 _TARGET = re.compile(r"\w+\.\w+(\.\w+)?")
+
+
+def register_rule(
+    target: str,
+    rule: str | Builder,
+    *,
+    linear: InputGroups | None = None,
+    reduce: str | None = "sum",
+    **facts: Any,
+) -> None:
+    """Give the rule of an op, in one string or as a function `(op, values) -> Rule`.
+
+    target: the op's name ("mylib.rotate.default"; "mylib.rotate" for every overload).
+    linear, reduce: as in `Rule`, of a rule given as a string; a function says them in the rule that it
+    makes. facts: fields of `OpFacts`, by which the op is priced and treated; by default it costs the
+    memory that it touches, and its results may share memory with its operands. Raises `UserError` for a
+    rule that cannot be read, a fact that there is not, and `linear` or `reduce` beside a function.
+
+    >>> register_rule("mylib.scale", "b d, d -> b d", linear=((0,), (1,)), fresh=True)
+    """
+    check_target(target)
+    builder, known = own_rule(target, rule, linear, reduce), own_facts(facts)
+    enter(target, builder, known)
 
 
 def check_target(target: object) -> None:

@@ -22,8 +22,9 @@ from hyperparallel.runtime.exec.codegen import compile_nodes
 from hyperparallel.shard.axis_states import Choice, choices
 from hyperparallel.shard.batchwise import over_rows
 from hyperparallel.shard.op_seconds import op_seconds
+from hyperparallel.shard.own_rule import register_rule
 from hyperparallel.shard.rules.rule import OpFacts
-from hyperparallel.shard.rules.table import facts_of, register_rule, rule_for
+from hyperparallel.shard.rules.table import facts_of, rule_for
 from hyperparallel.shard.solve_axis import AxisTask, Progress, solve_axis
 from hyperparallel.shard.spec import make_spec
 from hyperparallel.workload import Op, Ref, Value, Workload

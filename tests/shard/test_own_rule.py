@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from hyperparallel.errors import UserError
+from hyperparallel.shard.own_rule import register_rule
 from hyperparallel.shard.rules.rule import Rule
-from hyperparallel.shard.rules.table import facts_of, register_rule, rule_for
+from hyperparallel.shard.rules.table import facts_of, rule_for
 from hyperparallel.workload import Op, Ref, Value
 
 pytestmark = pytest.mark.pure

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from hyperparallel.shard.own_rule import check_target, own_facts, own_rule
 from hyperparallel.shard.rules import (
     attention,
     factories,
@@ -29,7 +27,7 @@ from hyperparallel.shard.rules import (
     slices,
     views,
 )
-from hyperparallel.shard.rules.operands import Builder, InputGroups
+from hyperparallel.shard.rules.operands import Builder
 from hyperparallel.shard.rules.rule import UNKNOWN, OpFacts, Rule
 from hyperparallel.workload.ops import Op, Value
 
@@ -85,26 +83,8 @@ def _find(target: str) -> Builder | None:
     return _FOUND[target]
 
 
-def register_rule(
-    target: str,
-    rule: str | Builder,
-    *,
-    linear: InputGroups | None = None,
-    reduce: str | None = "sum",
-    **facts: Any,
-) -> None:
-    """Give the rule of an op, in one string or as a function `(op, values) -> Rule`.
-
-    target: the op's name ("mylib.rotate.default"; "mylib.rotate" for every overload).
-    linear, reduce: as in `Rule`, of a rule given as a string; a function says them in the rule that it
-    makes. facts: fields of `OpFacts`, by which the op is priced and treated; by default it costs the
-    memory that it touches, and its results may share memory with its operands. Raises `UserError` for a
-    rule that cannot be read, a fact that there is not, and `linear` or `reduce` beside a function.
-
-    >>> register_rule("mylib.scale", "b d, d -> b d", linear=((0,), (1,)), fresh=True)
-    """
-    check_target(target)
-    builder, known = own_rule(target, rule, linear, reduce), own_facts(facts)
-    _FACTS[target], _TABLE[target] = known, builder
+def enter(target: str, builder: Builder, facts: OpFacts) -> None:
+    """Give an op its rule and facts, over those that it may have."""
+    _FACTS[target], _TABLE[target] = facts, builder
     _ASKED.clear()
     _FOUND.clear()

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyperparallel.errors import UserError
+from hyperparallel.shard.own_rule import register_rule
 from hyperparallel.shard.rules.notation import bind, parse, write
 from hyperparallel.shard.rules.rule import Rule
-from hyperparallel.shard.rules.table import facts_of, register_rule, rule_for
+from hyperparallel.shard.rules.table import facts_of, rule_for
 from hyperparallel.shard.rules.views import factorise
 from hyperparallel.workload import Op, Ref, Value
 

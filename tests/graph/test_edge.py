@@ -23,7 +23,7 @@ FRONT, BACK = Mesh((2,), ("tp",), (0, 1)), Mesh((1,), ("tp",), (2,))
 def test_a_pending_sum_is_added_in_the_dtype_of_the_plan(reduce: str) -> None:
     value = Value("grad", (4, 6), "bfloat16", 2)
     pending, whole = FRONT(None, None, partial={"tp": "sum"}), BACK(None, None)
-    edge = Edge("edge grad", value, 0, 1, True, pending, whole, reduce)
+    edge = Edge("edge grad", value, 0, 1, True, pending, whole, reduce=reduce)
     nodes = legs_of(edge, 0)[0].nodes
     sums = (communication.all_reduce_start, communication.reduce_scatter_start)
     (start,) = (node for node in nodes if node.target in sums)

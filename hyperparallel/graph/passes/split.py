@@ -235,6 +235,7 @@ class _Split:
         copies: dict[fx.Node, fx.Node] = {}
         own = [n for n in nodes if n.op == "placeholder" and n not in received]
         order = [n for n in own if self.role[n][0] != "tangent"]
+        # Activations from other parts behind the batch, gradients behind the tangents: capture's order.
         # Parameters of other parts last: the first tensor of a batch tells how many rows there are.
         forward = [n for n, c in received.items() if not c.backward]
         order += sorted(forward, key=lambda n: n.op == "placeholder")

@@ -143,3 +143,12 @@ def test_every_op_is_in_one_part_but_what_depends_on_the_batch_alone() -> None:
         {n for n in captured.params if n.startswith(("embed", "blocks.0"))},
         {n for n in captured.params if n.startswith(("head", "blocks.1"))},
     ]
+
+
+def test_what_no_pattern_names_stays_in_one_piece() -> None:
+    """Copied blocks share torch's numbers; the backward of each goes with its own forward."""
+    captured = captured_model(made(Thin), PLAN, (numbers(3, 4),), loss="")
+    cut = split_parts(captured, [["layers.0"], ["layers.2"]])
+    assert [(c.source, c.target, c.backward) for c in cut.crossings] == [(0, 1, False), (1, 0, True)]
+    blocks = [sorted({name.split(".")[1] for name in part.params}) for part in cut.parts]
+    assert blocks == [["0", "1"], ["2", "3", "4", "5"]]

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.leaderboard.case import Case, Priced, Skipped
 from hyperparallel.cluster.presets import preset
 from hyperparallel.planner.cost.build import rows_of
-from hyperparallel.planner.cost.collectives import KINDS, collective_seconds, groups_of
+from hyperparallel.planner.cost.collectives import PRICED_KINDS, collective_seconds, groups_of
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.cost.memory import memory_of
 from hyperparallel.planner.strategy import Candidates, Strategy
@@ -127,7 +127,7 @@ def collectives(folder: Path, constants: Constants) -> tuple[list[Collective], l
                 cluster = preset("a100", max(8, ranks))
                 inside = min(ranks, 8)
                 groups = groups_of(cluster, np.array([[float(inside), ranks / inside]]))
-                kind = np.full(1, float(KINDS.index("all_reduce")))
+                kind = np.full(1, float(PRICED_KINDS.index("all_reduce")))
                 seconds = collective_seconds(kind, np.full(1, size), groups, constants)
                 found.append(Collective(ranks, size, float(row["time_us"]) * 1e-6, float(seconds[0])))
             except (LookupError, ValueError, TypeError, ArithmeticError) as error:

@@ -15,7 +15,7 @@ import typer
 
 from hyperparallel.cli.options import FieldWords, MeshText, PlanFileOption
 
-MODEL_HELP = (
+PLAN_MODEL_HELP = (
     "With --cluster a model preset or a Hugging Face config.json (or its folder); else a recipe, such a "
     "folder, or module:function."
 )
@@ -23,7 +23,7 @@ SEARCH = "Search for the best plan"
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Annotated[str, typer.Argument(help=PLAN_MODEL_HELP)],
     fields: FieldWords = None,
     mesh: MeshText = None,
     plan: PlanFileOption = None,

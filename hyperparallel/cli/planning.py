@@ -179,14 +179,14 @@ def print_planning(planning: Planning) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from hyperparallel.planner.explain.rows import COLUMNS, lines, rows, title
+    from hyperparallel.planner.explain.rows import PLAN_COLUMNS, lines, rows, title
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=1000)
     console.print(Text(title(planning), "bold"))
     table = Table(box=box.SIMPLE_HEAD)
-    for column in COLUMNS:
+    for column in PLAN_COLUMNS:
         table.add_column(column, justify="left" if column == "plan" else "right", no_wrap=column != "plan")
     for row in rows(planning):
         table.add_row(*(Text(cell) for cell in row))

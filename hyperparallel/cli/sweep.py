@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hyperparallel.planner.sweep import Point
 
 Values = Annotated[str | None, typer.Option(help="One value or several with commas between.")]
-EXAMPLES = {"--devices": "8,16,32", "--seq": "4096,8192", "--global-batch": "512,1024"}
+LIST_EXAMPLES = {"--devices": "8,16,32", "--seq": "4096,8192", "--global-batch": "512,1024"}
 
 
 def sweep(
@@ -118,7 +118,7 @@ def numbers_of(option: str, text: str | None) -> list[Any]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) >= 1 for word in words):
         allowed = "1 or more, or several such numbers with commas between"
-        raise UserError(option, text, allowed, f"{option} {EXAMPLES[option]}")
+        raise UserError(option, text, allowed, f"{option} {LIST_EXAMPLES[option]}")
     return list(dict.fromkeys(int(word) for word in words))
 
 

@@ -19,7 +19,7 @@ from hyperparallel.plan.report import (
 )
 from hyperparallel.plan.wording import REPLICATED, axes_words, bytes_words, layout_words
 
-COLOURS = ("cyan", "yellow", "green", "magenta", "red", "blue")
+TERMINAL_COLOURS = ("cyan", "yellow", "green", "magenta", "red", "blue")
 PIPE_WIDTH = 1000
 """Columns when the output is no terminal: rows are never wrapped, so they can be searched for."""
 
@@ -43,7 +43,7 @@ def print_derived(derived: Derived) -> None:
 def parameter_table(derived: Derived) -> Table:
     """Parameters, repeated blocks folded, coloured by layout."""
     names = [name for name in layout_names(derived) if name != REPLICATED]
-    colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
+    colours = {name: TERMINAL_COLOURS[index % len(TERMINAL_COLOURS)] for index, name in enumerate(names)}
     table = _table("parameters", "parameter", "shape", "layout", "per rank", "why")
     for row in parameter_rows(derived):
         table.add_row(*_parameter_cells(row, colours.get(row.stored, "")))

@@ -17,7 +17,7 @@ from hyperparallel.errors import NOTHING, UserError, nearest
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of typer's complaints about what was typed; typer does not export it."""
 
-EXAMPLES = {
+OPTION_EXAMPLES = {
     "--cluster": "h100",
     "--devices": "8",
     "--fix": "tp=8",
@@ -112,5 +112,6 @@ def _example(option: str, given: str | None) -> str:
         meant = float(given or "")
     except ValueError:
         meant = 0.0
-    value = f"{meant:.0f}" if 1 <= meant < 1e15 and meant.is_integer() else EXAMPLES.get(option, "VALUE")
+    is_count = 1 <= meant < 1e15 and meant.is_integer()
+    value = f"{meant:.0f}" if is_count else OPTION_EXAMPLES.get(option, "VALUE")
     return f"{option} {value}"

@@ -25,7 +25,7 @@ _PARTS: dict[str, Any] = {
 }  # fmt: skip
 
 _DEVICE = "{name: h100, peak_flop_s: {bf16: 989e12}, memory_bytes_s: 3.35e12}"
-EXAMPLES = {
+FIELD_EXAMPLES = {
     "name": "mine",
     "device": _DEVICE,
     "memory": f"[{EXAMPLE_MEMORY}]",
@@ -77,7 +77,7 @@ def readable(error: Any, data: Mapping[str, Any]) -> ClusterError:
         meant = _MEANT.get(nearest(field, _MEANT, 1) or "")
         near = nearest(field, known, 1) if meant is None or meant not in known else meant
         return ClusterError(where, field, ", ".join(known), near)
-    example = f"{field}: {EXAMPLES[field]}" if field in EXAMPLES else None
+    example = f"{field}: {FIELD_EXAMPLES[field]}" if field in FIELD_EXAMPLES else None
     if error["type"] in ("missing", "missing_argument"):
         return ClusterError(where, NOTHING, f"a value; {field} is required", example)
     given = error["input"]

@@ -22,7 +22,7 @@ from hyperparallel.cluster import bounds
 from hyperparallel.cluster.threads import Threads
 from hyperparallel.errors import ClusterError, nearest
 
-DTYPES = ("bf16", "fp16", "tf32", "fp32", "fp8", "mxfp8", "nvfp4", "mxfp4", "int8")
+NUMBER_FORMATS = ("bf16", "fp16", "tf32", "fp32", "fp8", "mxfp8", "nvfp4", "mxfp4", "int8")
 """Number formats that a peak may be given for; all without structured sparsity."""
 
 
@@ -72,7 +72,7 @@ class Gemm:
 class Device:
     """One device as a program sees it (a GPU, one die of a two-die package, a CPU rank).
 
-    peak_flop_s: dense peak by number format (`DTYPES`). memory_bytes_s: of its own memory.
+    peak_flop_s: dense peak by number format (`NUMBER_FORMATS`). memory_bytes_s: of its own memory.
     launch_s: one small kernel, back to back, as part of a long queue. units: SMs, AI cores or CPU cores.
     collective_units: units that one collective takes at full link speed. comm_slowdown: factor (1.0 none)
     by which compute becomes slower while a collective runs beside it. threads: of devices that are threads of
@@ -94,11 +94,12 @@ class Device:
 
     def __post_init__(self) -> None:
         if not self.peak_flop_s:
-            raise ClusterError("device.peak_flop_s", {}, "a peak for at least one of " + ", ".join(DTYPES))
+            allowed = f"a peak for at least one of {', '.join(NUMBER_FORMATS)}"
+            raise ClusterError("device.peak_flop_s", {}, allowed)
         for dtype, peak in self.peak_flop_s.items():
-            if dtype not in DTYPES:
-                near = nearest(dtype, DTYPES)
-                raise ClusterError("device.peak_flop_s", dtype, ", ".join(DTYPES), near)
+            if dtype not in NUMBER_FORMATS:
+                near = nearest(dtype, NUMBER_FORMATS)
+                raise ClusterError("device.peak_flop_s", dtype, ", ".join(NUMBER_FORMATS), near)
             bounds.check_bounds(f"device.peak_flop_s.{dtype}", peak, bounds.PEAK)
         bounds.check_bounds("device.memory_bytes_s", self.memory_bytes_s, bounds.MEMORY_RATE)
         bounds.check_bounds("device.launch_s", self.launch_s, bounds.LATENCY)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from hyperparallel.cluster import bounds
 from hyperparallel.errors import ClusterError, nearest
 
-KINDS = ("switch", "mesh", "torus", "ring")
+FABRIC_KINDS = ("switch", "mesh", "torus", "ring")
 EXAMPLE_TIER = "{name: nvlink, kind: switch, size: [8], bytes_s: 450e9, latency_s: 2e-6}"
 """A tier as a cluster file gives it, for messages."""
 
@@ -50,8 +50,9 @@ class Fabric:
     def __post_init__(self) -> None:
         where = f"fabric.{self.name}"
         object.__setattr__(self, "size", tuple(self.size))
-        if self.kind not in KINDS:
-            raise ClusterError(f"{where}.kind", self.kind, ", ".join(KINDS), nearest(self.kind, KINDS, 1))
+        if self.kind not in FABRIC_KINDS:
+            near = nearest(self.kind, FABRIC_KINDS, 1)
+            raise ClusterError(f"{where}.kind", self.kind, ", ".join(FABRIC_KINDS), near)
         if not self.size or (self.kind in ("switch", "ring") and len(self.size) != 1):
             allowed = "one number for a switch or ring, one per dimension for a mesh or torus"
             raise ClusterError(f"{where}.size", self.size, allowed)

@@ -29,7 +29,7 @@ from hyperparallel.layout.traffic import Traffic
 Way = tuple[Any, ...]
 """One step to be: (kind, axes, what its step class takes)."""
 
-FORMS = ("best", "exchange", "gather")
+ROUTE_FORMS = ("best", "exchange", "gather")
 """How the cut may change once all is reduced: fewest bytes, one exchange, or gathers and slices."""
 
 
@@ -82,12 +82,12 @@ def cheapest_way(problem: RouteProblem) -> list[Way]:
 def possible_ways(problem: RouteProblem) -> Iterator[list[Way]]:
     """Every way that some costs may like, also such as are never fewest bytes."""
     if not problem.reduce:
-        for form in FORMS:
+        for form in ROUTE_FORMS:
             yield _cut(problem, problem.src, form)[1]
         return
     for early, temporary, scattered in _choices(problem):
         _, steps, dims = _reduce(problem, early, temporary, scattered)
-        for form in FORMS:
+        for form in ROUTE_FORMS:
             yield steps + _cut(problem, dims, form)[1]
 
 

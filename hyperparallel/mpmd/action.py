@@ -17,7 +17,6 @@ from typing import Literal, NamedTuple
 from hyperparallel.errors import PlanError
 
 Kind = Literal["F", "B", "I", "W"]
-KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 
 
 class Action(NamedTuple):

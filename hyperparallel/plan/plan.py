@@ -22,8 +22,8 @@ from hyperparallel.layout import Layout, Mesh
 from hyperparallel.layout.carried import check_stored
 
 BATCH_NAMES = ("dp", "ddp", "fsdp", "data", "batch", "replica")
-COMPUTE = (None, "bfloat16")
-REDUCE = ("float32", "bfloat16")
+COMPUTE_DTYPES = (None, "bfloat16")
+REDUCE_DTYPES = ("float32", "bfloat16")
 DimText = str | list[str] | None
 _LAYOUTS = ("params", "inputs", "activations")
 
@@ -76,7 +76,8 @@ class Plan:
     def __post_init__(self) -> None:
         if not isinstance(self.mesh, Mesh):
             raise PlanError("mesh", self.mesh, "a Mesh", 'Layout((2, 2), ("dp", "tp"))')
-        for what, allowed in (("compute", COMPUTE), ("reduce", REDUCE)):  # torch.bfloat16 goes by its name
+        # torch.bfloat16 goes by its name
+        for what, allowed in (("compute", COMPUTE_DTYPES), ("reduce", REDUCE_DTYPES)):
             object.__setattr__(self, what, _dtype_name(what, getattr(self, what), allowed))
         if not isinstance(self.exact, bool):
             raise PlanError("exact", self.exact, "True or False")

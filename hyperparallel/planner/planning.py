@@ -27,7 +27,7 @@ from hyperparallel.planner.step.traffic import Link, link_loads
 from hyperparallel.planner.strategy import Candidates, Strategy
 
 SIMULATED, LEAST_SIMULATED = 6, 2
-MOST_ACTIONS = 10000
+MOST_ACTIONS_SIMULATED = 10000
 """So many of the best in closed form are simulated: 6 or as many as are asked for, and where pipelines are
 deep, from the third on no more than this many actions in all."""
 
@@ -190,7 +190,7 @@ def worth_simulating(job: PlanningJob, best: Sequence[Prediction]) -> list[Predi
     actions = 0
     for prediction in best:
         actions += num_actions(job, prediction.strategy)
-        if len(chosen) >= LEAST_SIMULATED and actions > MOST_ACTIONS:
+        if len(chosen) >= LEAST_SIMULATED and actions > MOST_ACTIONS_SIMULATED:
             break
         chosen.append(prediction)
     return chosen

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from hyperparallel.cluster.axis_links import FILLS, Fill
 from hyperparallel.errors import UserError, nearest
 from hyperparallel.mpmd import SCHEDULES, PipelineSchedule
+from hyperparallel.plan.plan import REDUCE_DTYPES
 
 Array = npt.NDArray[Any]
 RECOMPUTE = ("none", "selective", "alternate", "full", "light")
@@ -30,7 +31,6 @@ DTYPES = ("fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 ATTENTIONS = ("open", "vendor", "vendor-8bit")
 EXPERTS = ("loop", "fused")
 DISPATCHERS = ("exchange", "once")
-REDUCE = ("float32", "bfloat16")
 PARTS = ("norms", "activations", "latent", "experts")
 """Of a layer, that may be computed again by themselves: its norms; the activation functions between products;
 products from a latent vector to queries, keys and values; the whole mixture of experts with its messages. All
@@ -175,7 +175,7 @@ class Strategy:
 class Candidates:
     """Many strategies as one array per field; those with named values as positions
     in `RECOMPUTE`, `SCHEDULE_NAMES`, `DTYPES`, `ORDERS`, `FILLS`, `ATTENTIONS`, `EXPERTS`,
-    `DISPATCHERS` and `REDUCE`; `parts` as a sum of powers of two, in the order of `PARTS`."""
+    `DISPATCHERS` and `REDUCE_DTYPES`; `parts` as a sum of powers of two, in the order of `PARTS`."""
 
     tp: Array
     cp: Array
@@ -261,7 +261,7 @@ _NAMES: dict[str, Sequence[str]] = {
     "attention": ATTENTIONS,
     "experts": EXPERTS,
     "dispatcher": DISPATCHERS,
-    "reduce": REDUCE,
+    "reduce": REDUCE_DTYPES,
     "fill": FILLS,
 }
 

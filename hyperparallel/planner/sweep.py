@@ -30,7 +30,7 @@ from hyperparallel.planner.search.space import EVERYTHING, Limits, levels
 
 NUMERIC = ("devices", "seq", "global_batch")
 ASKED = ("model", "cluster", *NUMERIC)
-COLUMNS = (
+SWEEP_COLUMNS = (
     *(*ASKED, "used_devices", "plan", "stages", "step_seconds", "closed_form_seconds", "tokens_s_device"),
     *("tokens_s", "mfu", "peak_bytes", "exposed_share", "bubble_share", "missing", "notes"),
 )
@@ -42,7 +42,7 @@ TITLES = (
 
 NUMBERS = TITLES[2:9]
 STEP_WORDS = "step: simulated and refined for each point, as in the first row of `hyperparallel plan`"
-COLOURS = ("#2f6fb7", "#d9822b", "#3a9a63", "#a35bc0", "#c8475d", "#2a9aa5", "#8a8f1f", "#7a7f87")
+LINE_COLOURS = ("#2f6fb7", "#d9822b", "#3a9a63", "#a35bc0", "#c8475d", "#2a9aa5", "#8a8f1f", "#7a7f87")
 DASHES = ("none", "7 3", "2 3", "7 3 2 3")
 """One for each time that the colours were used up."""
 
@@ -63,8 +63,8 @@ class Point:
         return self.planning.warnings if self.planning else ()
 
     def record(self) -> dict[str, Any]:
-        """A row under `COLUMNS`; empty where there is no plan."""
-        row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
+        """A row under `SWEEP_COLUMNS`; empty where there is no plan."""
+        row: dict[str, Any] = dict.fromkeys(SWEEP_COLUMNS, "")
         row |= {name: value for name, value in self.asked.items() if value is not None}
         row |= {"missing": self.missing, "notes": list(self.notes)}
         if self.planning is not None:
@@ -184,7 +184,7 @@ def captions(points: Sequence[Point]) -> list[str]:
 def to_csv(points: Sequence[Point]) -> str:
     """One row for each point, with a header; notes with " | " between."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, SWEEP_COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows({**point.record(), "notes": " | ".join(point.notes)} for point in points)
     return text.getvalue()
@@ -321,7 +321,7 @@ def plot(points: Sequence[Point], column: str, words: str, width: int = 500, hei
 
 def _mark(index: int, corners: Sequence[tuple[float, float]], dots: Sequence[tuple[float, float]]) -> str:
     """A line through the corners and the dots on it, as all plots and the legend draw this series."""
-    colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
+    colour, dash = LINE_COLOURS[index % len(LINE_COLOURS)], DASHES[index // len(LINE_COLOURS) % len(DASHES)]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
     style = f'fill="none" stroke="{colour}" stroke-width="1.8" stroke-dasharray="{dash}"'
     line = f'<polyline points="{path}" {style}/>' if corners else ""

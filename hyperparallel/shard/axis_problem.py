@@ -6,7 +6,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hyperparallel.shard.axis_states import SUM, AxisState, Choice, Cut, Pending, inner_key, period_key
+from hyperparallel.shard.axis_states import (
+    PENDING_SUM,
+    AxisState,
+    Choice,
+    Cut,
+    Pending,
+    inner_key,
+    period_key,
+)
 from hyperparallel.workload import Workload
 
 DECLARED_GATHER_FACTOR = 10.0
@@ -61,7 +69,7 @@ class AxisTask:
             return 1.0
         # Only a sum can wait until micro-batches are added up, and not where they are added up cut, which
         # takes a reduce-scatter of each.
-        once = src == SUM and (not isinstance(dst, Cut) or self.late_cuts)
+        once = src == PENDING_SUM and (not isinstance(dst, Cut) or self.late_cuts)
         return LATE / self.micro_batches if once else LATE
 
 

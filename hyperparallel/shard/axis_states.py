@@ -55,7 +55,7 @@ class Cut:
 
 AxisState = Whole | Pending | Cut
 WHOLE = Whole()
-SUM = Pending("sum")
+PENDING_SUM = Pending("sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +179,11 @@ def choices(
             choice = _cutting(rule, factor, taken, n, unit, period)
             if choice is not None:
                 found.append(choice)
-    outputs_pending = tuple(None if o is None else SUM for o in rule.outputs)
+    outputs_pending = tuple(None if o is None else PENDING_SUM for o in rule.outputs)
     # On this axis the operands beside a pending one must be whole: summands times pieces would be sums of
     # products of other elements.
     for group in rule.linear:
-        inputs = tuple(SUM if i in group else WHOLE for i in range(len(rule.inputs)))
+        inputs = tuple(PENDING_SUM if i in group else WHOLE for i in range(len(rule.inputs)))
         found.append(Choice(inputs, outputs_pending, None))
     return found
 
@@ -239,7 +239,7 @@ def conversion_seconds(
     if isinstance(src, Whole):
         if isinstance(dst, Cut):
             return memory / n * 0.5
-        return memory if dst == SUM else math.inf
+        return memory if dst == PENDING_SUM else math.inf
     if isinstance(dst, Pending):
         return math.inf
     if isinstance(src, Cut):

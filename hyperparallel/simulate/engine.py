@@ -23,7 +23,7 @@ from hyperparallel.simulate.sharing import fair_rates
 from hyperparallel.simulate.task import Task, check_tasks
 from hyperparallel.simulate.timeline import Sample, Span, Timeline, is_compute
 
-FULL = 1.0 + 1e-9
+FULL_LINK = 1.0 + 1e-9
 """A link is contended above this load; sums of shares round."""
 
 SLOWEST = 0.01
@@ -150,7 +150,7 @@ class _Run:
         for link, share in self.tasks[i].demand.items():
             self.load[link] = load = self.load.get(link, 0.0) + share
             self.users.setdefault(link, set()).add(i)
-            if load > FULL:
+            if load > FULL_LINK:
                 self.dirty_links.add(link)
                 contended = True
         return contended
@@ -171,7 +171,7 @@ class _Run:
                     self.dirty_ranks.add(task.rank)
                 for link, share in task.demand.items():
                     # Only those on a link that was too full can go faster now.
-                    if self.load[link] > FULL:
+                    if self.load[link] > FULL_LINK:
                         self.dirty_links.add(link)
                     users = self.users[link]
                     users.discard(i)
@@ -218,7 +218,7 @@ class _Run:
                 if i not in flows:
                     flows.add(i)
                     for link in tasks[i].demand:
-                        if link not in seen and self.load[link] > FULL:
+                        if link not in seen and self.load[link] > FULL_LINK:
                             seen.add(link)
                             todo.append(link)
         self.dirty_links.clear()

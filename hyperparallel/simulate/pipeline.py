@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hyperparallel.mpmd import Action, Message, Schedule
 from hyperparallel.mpmd.action import halved_backwards, needs_of, num_stages
 from hyperparallel.mpmd.message import messages_of
-from hyperparallel.simulate.task import NOTHING, Task
+from hyperparallel.simulate.task import NO_DEMAND, Task
 
 
 class TaskPart(NamedTuple):
@@ -28,7 +28,7 @@ class TaskPart(NamedTuple):
     stream: str = "compute"
     kind: str = "compute"
     after: tuple[int, ...] | None = None
-    demand: Mapping[str, float] = NOTHING
+    demand: Mapping[str, float] = NO_DEMAND
     units: float = 0.0
     alloc_bytes: float = 0.0
     free_bytes: float = 0.0

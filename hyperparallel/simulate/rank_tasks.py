@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from hyperparallel.cluster import Rates
 from hyperparallel.errors import PlanError
-from hyperparallel.simulate.task import NOTHING, Task
+from hyperparallel.simulate.task import NO_DEMAND, Task
 from hyperparallel.simulate.timeline import COMPUTE, Span
 from hyperparallel.workload.instruction import Axes, Instruction, collective_name
 
@@ -27,7 +27,7 @@ class Price(NamedTuple):
     """Seconds alone, and what is taken of links and compute units meanwhile."""
 
     seconds: float
-    demand: Mapping[str, float] = NOTHING
+    demand: Mapping[str, float] = NO_DEMAND
     units: float = 0.0
 
 
@@ -110,7 +110,7 @@ def program_tasks(
             kind = "wait" if one.role == "wait" else one.kind
             seconds = 0.0 if one.role == "wait" else prices.op(one)
             taken, given = one.alloc_bytes, one.free_bytes
-            tasks.append(Task(one.name, rank, COMPUTE, seconds, needs, kind, NOTHING, 0.0, taken, given))
+            tasks.append(Task(one.name, rank, COMPUTE, seconds, needs, kind, NO_DEMAND, 0.0, taken, given))
     return tasks
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hyperparallel.errors import PlanError
 
-NOTHING: Mapping[str, float] = {}
+NO_DEMAND: Mapping[str, float] = {}
 
 
 class Task(NamedTuple):
@@ -33,7 +33,7 @@ class Task(NamedTuple):
     work: float
     needs: Sequence[int] = ()
     kind: str = "compute"
-    demand: Mapping[str, float] = NOTHING
+    demand: Mapping[str, float] = NO_DEMAND
     units: float = 0.0
     alloc_bytes: float = 0.0
     free_bytes: float = 0.0

@@ -18,6 +18,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from hyperparallel.runtime.checkpoint.folder import sync
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -60,7 +62,7 @@ def publish(path: Path) -> Iterator[Path]:
         os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
         yield temporary
         # Before the rename: after a power cut the name must not stand for an empty file.
-        flush(temporary)
+        sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
         raise _with_sizes(error, path, temporary) from error
@@ -73,15 +75,6 @@ def remove_leftovers(path: Path) -> None:
     """Remove temporary files that killed writers of `path` left; call it while holding its lock."""
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
         leftover.unlink(missing_ok=True)
-
-
-def flush(path: Path) -> None:
-    """Return once the bytes of a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ EVERYWHERE: Mapping[str, Callable[[str], bool]] = {
     "runtime/comm/process_group.py": lambda name: hasattr(ProcessGroupTransport, name),
     "runtime/comm/shm.py": lambda name: hasattr(SharedMemoryTransport, name),
     "runtime/comm/debug.py": lambda name: hasattr(CheckedTransport, name),
-    "runtime/exec/codegen.py": lambda name: words().get(name) in codegen.COLLECTIVES,
+    "runtime/exec/codegen.py": lambda name: words().get(name) in codegen.FUNCTIONS,
     "runtime/exec/virtual.py": lambda name: (
         words().get(name) in virtual._RECORDS
         and getattr(collectives, f"{name}_start", None) in virtual._RECORDS

@@ -15,7 +15,7 @@ from hyperparallel.errors import PlanError
 from hyperparallel.mpmd import in_flight, schedule
 from hyperparallel.plan.wording import bytes_words
 from hyperparallel.planner.cost.constants import Constants
-from hyperparallel.planner.explain.rows import COLUMNS, lines, rows, to_json
+from hyperparallel.planner.explain.rows import PLAN_COLUMNS, lines, rows, to_json
 from hyperparallel.planner.job import PlanningJob, default_batch, default_seq
 from hyperparallel.planner.planning import Planning, apart, plan_job
 from hyperparallel.planner.runnable import missing, to_plan
@@ -196,7 +196,7 @@ def test_a_refined_plan_is_told_with_its_own_memory(refined: Planning) -> None:
     assert abs(best.prediction.peak_bytes / peak - 1) > 0.05  # what it was before
     record = json.loads(to_json(refined))["plans"][0]
     assert sum(record["memory_bytes"].values()) == pytest.approx(record["peak_bytes"]) == pytest.approx(peak)
-    assert rows(refined)[0][COLUMNS.index("memory")] == bytes_words(peak)
+    assert rows(refined)[0][PLAN_COLUMNS.index("memory")] == bytes_words(peak)
     memory = next(line for line in lines(refined) if line.startswith("memory"))
     assert memory.startswith(f"memory {bytes_words(peak)} a device")
     assert any("% full" in text for text in refined.warnings) == (peak > TIGHT * capacity)
@@ -233,9 +233,9 @@ def test_what_is_told_of_a_plan_adds_up_to_the_step_that_is_shown(
         parts, step = plan["time_seconds"], plan["step_seconds"]
         assert sum(parts.values()) == pytest.approx(step)
         exposed = sum(value for name, value in parts.items() if name.startswith("exposed"))
-        assert row[COLUMNS.index("exposed")] == f"{exposed / step:.1%}"
-        assert row[COLUMNS.index("bubble")] == f"{max(parts['bubble'], 0) / step:.1%}"
-        assert plan["simulated"] != row[COLUMNS.index("step")].endswith("(closed form)")
+        assert row[PLAN_COLUMNS.index("exposed")] == f"{exposed / step:.1%}"
+        assert row[PLAN_COLUMNS.index("bubble")] == f"{max(parts['bubble'], 0) / step:.1%}"
+        assert plan["simulated"] != row[PLAN_COLUMNS.index("step")].endswith("(closed form)")
         assert sum(plan["memory_bytes"].values()) == pytest.approx(plan["peak_bytes"])
     seconds = [plan["step_seconds"] for plan in record]
     assert seconds == sorted(seconds)
@@ -387,7 +387,7 @@ def test_report_and_json_say_the_same() -> None:
     planning = plan_job(job("qwen3-30b-a3b", devices=16, batch=64, seq=4096))
     record = json.loads(to_json(planning))
     table = rows(planning)
-    assert len(table) == len(record["plans"]) and all(len(row) == len(COLUMNS) for row in table)
+    assert len(table) == len(record["plans"]) and all(len(row) == len(PLAN_COLUMNS) for row in table)
     assert [row[0] for row in table] == [plan["words"] for plan in record["plans"]]
     first = record["plans"][0]
     assert first["peak_bytes"] == pytest.approx(sum(first["memory_bytes"].values()))

@@ -24,7 +24,7 @@ from hyperparallel.planner.planning import plan_job
 from hyperparallel.planner.search.search import OBJECTIVES, Objective
 from hyperparallel.planner.search.space import Limits
 from hyperparallel.planner.sweep import (
-    COLUMNS,
+    SWEEP_COLUMNS,
     TITLES,
     legend,
     noted,
@@ -81,7 +81,7 @@ def test_every_objective_of_plan(objective: Objective, tmp_path: Path) -> None:
 def test_forms_agree() -> None:
     points = sweep([job("qwen3-0.6b", devices=n) for n in (8, 16, 32)])
     lines, records = list(csv.DictReader(io.StringIO(to_csv(points)))), json.loads(points_json(points))
-    assert [set(row) for row in lines] == [set(COLUMNS)] * 3
+    assert [set(row) for row in lines] == [set(SWEEP_COLUMNS)] * 3
     for row, record in zip(lines, records, strict=True):
         assert float(row["step_seconds"]) == record["step_seconds"]
         assert row["plan"] == record["plan"]

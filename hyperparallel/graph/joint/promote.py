@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 aten = torch.ops.aten
-SUMS = (aten.add.Tensor, aten.sub.Tensor, aten.rsub.Tensor)
+SUM_OPS = (aten.add.Tensor, aten.sub.Tensor, aten.rsub.Tensor)
 _COPIED = ("custom", "partitioner_tag", "is_gradient_acc")
 """What says where a node comes from."""
 
@@ -20,7 +20,7 @@ _COPIED = ("custom", "partitioner_tag", "is_gradient_acc")
 def promote(graph: fx.Graph) -> None:
     """Give every sum of floats operands of the result's dtype, in place."""
     for node in graph.nodes:
-        if node.op != "call_function" or node.target not in SUMS:
+        if node.op != "call_function" or node.target not in SUM_OPS:
             continue
         wide = node.meta["val"].dtype
         for used in node.all_input_nodes:

@@ -19,7 +19,7 @@ from torch import fx
 
 from hyperparallel.graph import communication
 from hyperparallel.graph.passes.peephole.rewrite import same_dtype, same_value_shape
-from hyperparallel.shard.rules.rule import UNKNOWN, OpFacts
+from hyperparallel.shard.rules.rule import UNKNOWN_OP, OpFacts
 from hyperparallel.shard.rules.table import facts_of
 
 _REDUCTIONS = (communication.all_reduce_start, communication.all_reduce_many_start)
@@ -43,7 +43,7 @@ def reusable(
 
 def _facts(node: fx.Node) -> OpFacts:
     """Of the op that a node calls; nothing is known of other functions."""
-    return facts_of(str(node.target)) if isinstance(node.target, torch._ops.OpOverload) else UNKNOWN
+    return facts_of(str(node.target)) if isinstance(node.target, torch._ops.OpOverload) else UNKNOWN_OP
 
 
 def _listed(operand: Any) -> Sequence[fx.Node]:

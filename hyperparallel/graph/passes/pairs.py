@@ -19,7 +19,7 @@ from hyperparallel.graph.collective import ManyCollective
 _CAST = torch.ops.aten._to_copy.default
 _PREPARES = {_CAST, torch.ops.aten.reshape.default, communication.pack, communication.pend}
 
-MANY: dict[Any, Any] = {single: many for many, single in communication.SINGLE.items()}
+MANY_OF: dict[Any, Any] = {single: many for many, single in communication.SINGLE.items()}
 """For a collective of one tensor, that of many."""
 
 
@@ -99,7 +99,7 @@ def join_starts(graph: fx.Graph, starts: Sequence[fx.Node], before: fx.Node, mod
     before: where it is put. module: where it is said to be needed.
     """
     last = starts[-1]
-    many = MANY[last.target]
+    many = MANY_OF[last.target]
     kind = communication.STARTS[many]
     assert isinstance(kind, ManyCollective)
     args = kind.joined([start.args for start in starts])

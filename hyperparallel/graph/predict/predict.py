@@ -2,7 +2,7 @@
 
 The ranks' programs are the ones that would run (`instructions.py`), so a prediction has the same actions in
 the same order as a traced run. Ranks that are threads of one machine are all simulated, because they share
-cores; of other meshes above `MANY` ranks the first rank stands for all.
+cores; of other meshes of more than `FEW` ranks the first rank stands for all.
 
 Leaves out what a runtime does around its programs (cutting batches).
 """
@@ -17,7 +17,7 @@ from hyperparallel.graph.predict.instructions import step_instructions
 from hyperparallel.graph.predict.update_work import FUSED_ADAM, UpdateWork
 from hyperparallel.simulate import Timeline, step_timeline
 
-MANY = 8
+FEW = 8
 
 
 def predicted_step(
@@ -26,7 +26,7 @@ def predicted_step(
     """The timeline of one step of `TrainStep` on a cluster; arguments as of `step_instructions`."""
     mesh = built.decisions.mesh
     # Threads of one machine slow each other down, so that none stands for the others.
-    ranks = mesh.ranks if cluster.device.threads is not None or mesh.size <= MANY else mesh.ranks[:1]
+    ranks = mesh.ranks if cluster.device.threads is not None or mesh.size <= FEW else mesh.ranks[:1]
     programs = {rank: step_instructions(built, rank, runs=runs, clip=clip, update=update) for rank in ranks}
     facts = {"cluster": cluster.name, "mesh": str(mesh), "model": built.model_hash}
     return replace(step_timeline(programs, cluster, mesh), facts=facts)

@@ -25,7 +25,7 @@ from hyperparallel.planner.cost.work import Amount, Array, PassWork
 from hyperparallel.planner.strategy import Candidates, head_rank
 from hyperparallel.workload.model import Model
 
-OPTIMIZER_BYTES = 30.0
+UPDATE_BYTES = 30.0
 """Read and written by Adam for one parameter: a 4-byte gradient, 4-byte master, two 4-byte moments each read
 and written, a 2-byte copy written."""
 

@@ -50,7 +50,7 @@ from hyperparallel.cluster.fabric import Fabric
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.cost.work import Array
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+PRICED_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 NUM_TIERS = 4
 HOPS = 1.5
 """On the latency of a hop where no protocol is chosen: all-to-all, send, meshes, tori, threads (read off
@@ -195,12 +195,13 @@ def collective_seconds(
 ) -> Array:
     """Seconds of one collective per row; 0 in groups of one rank.
 
-    kind: positions in `KINDS`. num_bytes: see the module. copies: see `Message`.
+    kind: positions in `PRICED_KINDS`. num_bytes: see the module. copies: see `Message`.
     """
     seconds = np.zeros(len(kind))
     many = groups.size > 1
-    for priced, names in ((_ringed, KINDS[:3]), (_exchanged, KINDS[3:4]), (_sent, KINDS[4:])):
-        first, last = KINDS.index(names[0]), KINDS.index(names[-1])
+    kinds = PRICED_KINDS
+    for priced, names in ((_ringed, kinds[:3]), (_exchanged, kinds[3:4]), (_sent, kinds[4:])):
+        first, last = kinds.index(names[0]), kinds.index(names[-1])
         at = np.flatnonzero(many & (kind >= first) & (kind <= last))
         if len(at):
             twice = np.where(kind[at] == 0, 2.0, 1.0)

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hyperparallel.mpmd import PipelineSchedule, RankSeconds
-from hyperparallel.planner.cost.build import OPTIMIZER_BYTES
-from hyperparallel.planner.cost.collectives import KINDS, GroupArrays, collective_seconds
+from hyperparallel.planner.cost.build import UPDATE_BYTES
+from hyperparallel.planner.cost.collectives import PRICED_KINDS, GroupArrays, collective_seconds
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.cost.rows import AGAIN, BACKWARD, FORWARD, FRONT, HEAD, Rows
 from hyperparallel.planner.cost.work import Array
@@ -147,7 +147,7 @@ def segment_times(rows: Rows, constants: Constants) -> SegmentTimes:
     overlap = (r["overlap"] > 0)[at][rows.message_segment]
     taken = r["taken"][at][rows.message_segment]
     hidden = (rows.message_hidden > 0) & (overlap | (rows.message_hidden > 1))
-    experts = rows.message_kind == KINDS.index("all_to_all")
+    experts = rows.message_kind == PRICED_KINDS.index("all_to_all")
     beside = (r["overlap_experts"] > 0) & runs_beside_others(r["pp"], r["virtual"], r["schedule"])
     hidden = hidden | (experts & overlap & beside[at][rows.message_segment])
     shown = sent * np.where(hidden, constants.exposed + taken * (1 - constants.exposed), 1.0)
@@ -259,7 +259,8 @@ def gradient_seconds(rows: Rows, stage: Array, constants: Constants) -> tuple[Ar
     """(exposed, all) seconds of reducing gradients and gathering parameters once per step."""
     r = rows.row
     dense = np.where(r["pp"] > 1, np.maximum(r["params"], 0), r["params"])
-    scatter, gather = (np.full(rows.length, float(KINDS.index(k))) for k in ("reduce_scatter", "all_gather"))
+    kinds = (PRICED_KINDS.index("reduce_scatter"), PRICED_KINDS.index("all_gather"))
+    scatter, gather = (np.full(rows.length, float(kind)) for kind in kinds)
     # Cut states give back parameters in 16 bits; whole ones are an all-reduce, gradients both ways.
     back = np.where(r["zero"] >= 1, GATHERED_BYTES, r["reduced_bytes"])
 
@@ -282,7 +283,7 @@ def _optimizer(rows: Rows, constants: Constants) -> Array:
     ranks = np.where(r["zero"] >= 1, rows.groups["dp"].size, 1.0)
     expert_ranks = np.where(r["zero"] >= 1, rows.groups["edp"].size, 1.0)
     params = r["params"] / ranks + r["expert_params"] / expert_ranks
-    seconds = params * OPTIMIZER_BYTES / (r["memory_bytes_s"] * constants.memory) + STEP_SECONDS
+    seconds = params * UPDATE_BYTES / (r["memory_bytes_s"] * constants.memory) + STEP_SECONDS
     there_and_back = STATE_BYTES * params * r["offload"] * r["host_s_byte"]
     result: Array = seconds + there_and_back
     return result

@@ -16,7 +16,7 @@ import numpy as np
 
 from hyperparallel.cluster.axis_links import FILLS, Placed, placed
 from hyperparallel.cluster.cluster import Cluster
-from hyperparallel.planner.cost.collectives import KINDS, GroupArrays, groups_of
+from hyperparallel.planner.cost.collectives import PRICED_KINDS, GroupArrays, groups_of
 from hyperparallel.planner.cost.shapes import Places, spread
 from hyperparallel.planner.cost.work import Amount, Array, PassWork
 from hyperparallel.planner.strategy import DTYPES, ORDERS, Candidates
@@ -39,7 +39,7 @@ class Rows:
     A cell is a segment of one layer shape (`shapes.py`), shared by all rows of that shape.
 
     product_*: one entry per product and cell: m, n, k, copies, attention, low, scaled (0 or 1), slower.
-    message_*: kind (position in `KINDS`), bytes, count, hidden, copies, and its group; `segment`: the cell.
+    message_*: kind (in `PRICED_KINDS`), bytes, count, hidden, copies, and its group; `segment`: the cell.
     cell_*: a row of that shape, launches, those for experts, stream bytes, permuted bytes.
     segment_*: cell, row, pass, layers (how many such layers the whole model has), gather (bytes per layer
     that ZeRO-3 gathers or scatters).
@@ -143,7 +143,7 @@ def candidate_rows(
         for m in segment.work.messages:
             # Messages to nobody are left out: most rows have several axes of one rank.
             used = (spread(m.times, count) * (axes[m.axis].size > 1)).nonzero()[0]
-            entries = (place, KINDS.index(m.kind) * ones, m.num_bytes, m.times, m.hidden, m.copies)
+            entries = (place, PRICED_KINDS.index(m.kind) * ones, m.num_bytes, m.times, m.hidden, m.copies)
             for column, value in zip(messages[:6], entries, strict=True):
                 column.append(spread(value, count)[used])
             messages[6].append(axes[m.axis].take(used))

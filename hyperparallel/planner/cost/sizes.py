@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hyperparallel.plan.plan import REDUCE_DTYPES
 from hyperparallel.planner.cost.work import Amount, PassWork
-from hyperparallel.planner.strategy import DTYPES, REDUCE, Candidates
+from hyperparallel.planner.strategy import DTYPES, Candidates
 from hyperparallel.workload.linear import Linear
 from hyperparallel.workload.model import Model
 
-SUMMED_BYTES = np.array([{"float32": 4.0}.get(dtype, 2.0) for dtype in REDUCE])
+SUMMED_BYTES = np.array([{"float32": 4.0}.get(dtype, 2.0) for dtype in REDUCE_DTYPES])
 """Of a gradient that is summed over the data axis."""
 
 KEPT_BYTES = np.array([{"mxfp8": 1.03125, "nvfp4": 0.5625}.get(dtype, 2.0) for dtype in DTYPES])

@@ -12,7 +12,7 @@ from hyperparallel.planner.step.traffic import Link
 from hyperparallel.simulate import Timeline
 from hyperparallel.simulate.timeline import STALLS, Sample, is_compute
 
-COLOURS = {
+STREAM_COLOURS = {
     "forward": "hsl(212 75% 68%)",
     "backward": "hsl(150 45% 60%)",
     "input gradients": "hsl(150 45% 60%)",
@@ -39,11 +39,11 @@ COLOURS = {
 }
 SPARE = ("hsl(320 45% 65%)", "hsl(70 50% 55%)", "hsl(15 45% 55%)")
 AXIS_COLOURS = {
-    "tp": COLOURS["tensor messages"],
+    "tp": STREAM_COLOURS["tensor messages"],
     "cp": "hsl(48 80% 55%)",
-    "dp": COLOURS["gradients"],
-    "ep": COLOURS["tokens to experts"],
-    "pp": COLOURS["stage boundary"],
+    "dp": STREAM_COLOURS["gradients"],
+    "ep": STREAM_COLOURS["tokens to experts"],
+    "pp": STREAM_COLOURS["stage boundary"],
 }
 MOST_SPANS, MOST_RANKS = 24000, 16
 MOST_POINTS = 700
@@ -51,7 +51,7 @@ MOST_POINTS = 700
 
 def colour_of(name: str) -> str:
     """The colour of a kind of span or a part."""
-    return COLOURS.get(name, SPARE[sum(map(ord, name)) % len(SPARE)])
+    return STREAM_COLOURS.get(name, SPARE[sum(map(ord, name)) % len(SPARE)])
 
 
 def shown_ranks(timeline: Timeline) -> list[int]:

@@ -22,8 +22,8 @@ from hyperparallel.planner.explain.drawings import (
     topology,
 )
 from hyperparallel.planner.explain.rows import (
-    COLUMNS,
     FLOPS_WORDS,
+    PLAN_COLUMNS,
     memory_words,
     rows,
     time_words,
@@ -112,7 +112,7 @@ def _notes(planning: Planning) -> Iterator[str]:
 
 def _plans(planning: Planning) -> str:
     head = "".join(
-        f'<th class="{"" if name == "plan" else "number"}">{escape(name)}</th>' for name in COLUMNS
+        f'<th class="{"" if name == "plan" else "number"}">{escape(name)}</th>' for name in PLAN_COLUMNS
     )
     body = []
     for index, row in enumerate(rows(planning)):

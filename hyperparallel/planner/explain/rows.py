@@ -16,7 +16,7 @@ from hyperparallel.plan.wording import bytes_words, seconds_words
 from hyperparallel.planner.planning import PlannedStrategy, Planning
 from hyperparallel.planner.search.table import Prediction
 
-COLUMNS = ("plan", "step", "tokens/s/device", "MFU", "memory", "exposed", "bubble", "runs today")
+PLAN_COLUMNS = ("plan", "step", "tokens/s/device", "MFU", "memory", "exposed", "bubble", "runs today")
 UNSIMULATED = " (closed form)"
 FLOPS_WORDS = "MFU: 3 x forward FLOPs, whole attention square, no recomputation, of the {dtype} peak"
 
@@ -27,7 +27,7 @@ def tokens_s_device(planning: Planning, choice: PlannedStrategy) -> float:
 
 
 def rows(planning: Planning) -> list[tuple[str, ...]]:
-    """One row of words for each plan, in the order of `COLUMNS`."""
+    """One row of words for each plan, in the order of `PLAN_COLUMNS`."""
     found: list[tuple[str, ...]] = []
     for choice in planning.choices:
         p = choice.expected

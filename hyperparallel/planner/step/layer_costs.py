@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hyperparallel.planner.cost.collectives import KINDS, collective_seconds
+from hyperparallel.planner.cost.collectives import PRICED_KINDS, collective_seconds
 from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.cost.memory import Memory, microbatches_held
 from hyperparallel.planner.cost.price import SegmentTimes, cold_seconds, pass_seconds
@@ -43,7 +43,7 @@ class Pass(NamedTuple):
         return Pass._make(a + b for a, b in zip(self, other, strict=True))
 
 
-NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NO_PASS = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class LayerPrices:
@@ -87,7 +87,7 @@ class LayerPrices:
 
     def again(self, kind: int, action: str) -> Pass:
         """What is computed again in the backward."""
-        return NOTHING if action in ("none", "offload") else self._pass(3 * kind + 2, action)
+        return NO_PASS if action in ("none", "offload") else self._pass(3 * kind + 2, action)
 
     def _beside_copy(self, one: Pass, action: str, way: int) -> Pass:
         """With saved activations going to host memory (way 0) or coming back (1) beside the layer."""
@@ -109,7 +109,7 @@ class LayerPrices:
 
     def _end(self, which: int) -> Pass:
         rows = self.table.rows
-        whole = NOTHING
+        whole = NO_PASS
         for i in np.flatnonzero((rows.segment_pass == which) & (rows.segment_row == 0)):
             part = self._pass(int(i) // len(RECOMPUTE), self.strategy.recompute)
             whole = whole.plus(part.scaled(float(rows.segment_layers[i])))
@@ -188,11 +188,11 @@ class LayerPrices:
         """Of an activation or gradient that goes to the next stage."""
         groups = self.table.rows.groups["pp"].take(np.array([0]))
         sent = np.array([self.row["boundary_bytes"]])
-        kind = np.array([float(KINDS.index("send"))])
+        kind = np.array([float(PRICED_KINDS.index("send"))])
         return float(collective_seconds(kind, sent, groups, self.constants)[0])
 
     def demand(self, axis: str, kind: str, rank: int, seconds: float, num_bytes: float) -> dict[str, float]:
         """Shares of the rank's links that a message of that axis takes."""
-        found = shares(KINDS.index(kind), num_bytes, self.table.rows.groups[axis], 0, seconds)
+        found = shares(PRICED_KINDS.index(kind), num_bytes, self.table.rows.groups[axis], 0, seconds)
         names = tier_names(self.job.cluster)
         return {f"{names[i]} of {rank}": float(x) for i, x in enumerate(found[: len(names)]) if x > 0.0}

@@ -24,7 +24,7 @@ from hyperparallel.planner.cost.constants import Constants
 from hyperparallel.planner.cost.price import gradient_seconds, step_seconds
 from hyperparallel.planner.job import PlanningJob
 from hyperparallel.planner.step.account import PeakMemory, edge_bytes, peak_memory, state_shares, time_parts
-from hyperparallel.planner.step.layer_costs import NOTHING, LayerPrices, Pass
+from hyperparallel.planner.step.layer_costs import NO_PASS, LayerPrices, Pass
 from hyperparallel.planner.step.stages import Split, even_split
 from hyperparallel.planner.strategy import Strategy
 from hyperparallel.simulate import TaskPart, TaskParts, Timeline, pipeline_tasks, simulate
@@ -199,7 +199,7 @@ class _Builder:
         return found
 
     def _sum(self, kind: str, layers: Sequence[tuple[int, str]]) -> tuple[Pass, Pass]:
-        whole, again = NOTHING, NOTHING
+        whole, again = NO_PASS, NO_PASS
         for layer, recompute in layers:
             if kind == "F":
                 whole = whole.plus(self.prices.forward(layer, recompute))

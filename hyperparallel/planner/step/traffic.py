@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hyperparallel.cluster.cluster import Cluster
-from hyperparallel.planner.cost.collectives import KINDS, NUM_TIERS, GroupArrays
+from hyperparallel.planner.cost.collectives import NUM_TIERS, PRICED_KINDS, GroupArrays
 from hyperparallel.planner.cost.price import GATHERED_BYTES
 from hyperparallel.planner.cost.rows import HEAD, Rows
 from hyperparallel.planner.cost.work import Array
@@ -61,14 +61,14 @@ def sent(kind: int, num_bytes: float, members: Array) -> Array:
     bundle = np.concatenate([[1.0], np.cumprod(members)[:-1]])
     if size == 1:
         return np.zeros(len(members))
-    if KINDS[kind] == "all_to_all":
+    if PRICED_KINDS[kind] == "all_to_all":
         peers: Array = num_bytes * (np.cumprod(members) - bundle) / size
         return np.asarray(np.where(used, peers, 0.0))
-    if KINDS[kind] == "send":
+    if PRICED_KINDS[kind] == "send":
         # Taken to be the neighbour across the outermost tier that the axis crosses, where it is slowest.
         outermost = np.arange(len(members)) == np.flatnonzero(used)[-1]
         return np.asarray(np.where(outermost, num_bytes, 0.0))
-    passes = 2.0 if KINDS[kind] == "all_reduce" else 1.0
+    passes = 2.0 if PRICED_KINDS[kind] == "all_reduce" else 1.0
     ring: Array = np.where(used, passes * (size - 1) / size * num_bytes / bundle, 0.0)
     return ring
 
@@ -117,7 +117,7 @@ def link_loads(cluster: Cluster, strategy: Strategy, rows: Rows) -> list[Link]:
 
 
 def _axis_of(members: Array, axes: Mapping[str, GroupArrays], kind: int) -> str:
-    if KINDS[kind] == "all_to_all":
+    if PRICED_KINDS[kind] == "all_to_all":
         return "ep"
     for axis in ("tp", "cp"):
         if (axes[axis].members[0] == members).all():

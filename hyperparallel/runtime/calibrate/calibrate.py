@@ -39,10 +39,10 @@ SHAPES = (
 )  # fmt: skip
 """m, n, k: what small models on a laptop multiply, with short sums for `half_k`."""
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TIMED_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MEMORY_ELEMENTS = (1 << 16, 1 << 17, 1 << 19, 1 << 21)
 MESSAGE_ELEMENTS = (1 << 8, 1 << 14, 1 << 17, 1 << 20)
-KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+TIMED_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ def measure(
         ranks=ranks,
         threads=found[0].threads,
         matmuls={
-            name: [Matmul(m, n, k, best[name, m, n, k]) for m, n, k in _shapes(name, work)] for name in DTYPES
+            name: [Matmul(m, n, k, best[name, m, n, k]) for m, n, k in _shapes(name, work)]
+            for name in TIMED_DTYPES
         },
         memory=[(3.0 * 4 * count, best["memory", count]) for count in MEMORY_ELEMENTS],
         launch_s=best[("launch",)],
@@ -160,7 +161,7 @@ def _measure(session: Session, work: TimingSizes) -> RankTimings:
     """What one rank times; every rank times the same in the same order."""
     torch.manual_seed(0)
     calls: dict[FigureKey, Callable[[], object]] = {}
-    for name, dtype in DTYPES.items():
+    for name, dtype in TIMED_DTYPES.items():
         calls.update({(name, *shape): _product(shape, dtype) for shape in _shapes(name, work)})
     calls.update({("memory", count): _addition(count) for count in MEMORY_ELEMENTS})
     calls[("launch",)] = _addition(16)
@@ -248,7 +249,7 @@ def _collectives(session: Session, work: TimingSizes) -> Iterator[Collective]:
     if world > 1:
         groups.append((world, session.groups.world))
     for size, group in groups:
-        for kind in KINDS:
+        for kind in TIMED_KINDS:
             for count in work.messages:
                 wire = 4.0 * count * (size - 1) / size * (2 if kind == "all_reduce" else 1)
                 yield Collective(kind, size, wire, *_collective(kind, count, group, work))

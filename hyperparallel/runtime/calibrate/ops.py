@@ -20,7 +20,7 @@ aten = torch.ops.aten
 COUNTS = (1 << 12, 1 << 16, 1 << 18, 1 << 20)
 """Elements: 16 KB to 4 MB of float32, from what fits the nearest cache to what fits none."""
 
-ROW, WIDE, HEAD = 256, 4096, 32
+ROW, WIDE, HEAD_SIZE = 256, 4096, 32
 """Lengths of rows that are normalised or summed, of those of a softmax, and of heads that change places."""
 
 ATTENTION = ((4, 4, 128, 32), (1, 4, 512, 64))
@@ -54,7 +54,7 @@ def _at(count: int) -> dict[str, TimedCall]:
     a, b, c = (torch.rand(count) + 0.5 for _ in range(3))
     rows = [x.view(-1, ROW) for x in (a, b)]
     wide = [x.view(-1, min(WIDE, count // 4)) for x in (a, b)]
-    heads = a.view(-1, 4, HEAD).transpose(0, 1)
+    heads = a.view(-1, 4, HEAD_SIZE).transpose(0, 1)
     layers = a.view(-1, 2, 4 * ROW)
     kinds: list[Callable[[], Tensor]] = [
         lambda: aten.sum(rows[0], [0], True),  # of rows, as of a bias
@@ -73,7 +73,7 @@ def _at(count: int) -> dict[str, TimedCall]:
         "addmv": (lambda: aten.addmv(c[: count // ROW], rows[0], b[:ROW]), (a, b[:ROW], c[: count // ROW])),
         "mean": (lambda: aten.mean(rows[0], [-1], True), (a,)),
         "sum": (lambda: next(sums)(), (a,)),
-        "roll": (lambda: aten.roll(a.view(-1, HEAD), [HEAD // 2], [1]), (a,)),
+        "roll": (lambda: aten.roll(a.view(-1, HEAD_SIZE), [HEAD_SIZE // 2], [1]), (a,)),
         "cat": (lambda: aten.cat(rows, 1), (a, b)),
         "clone": (lambda: aten.clone(heads, memory_format=torch.contiguous_format), (a,)),
         "addcdiv": (lambda: aten.addcdiv(a, b, c), (a, b, c)),

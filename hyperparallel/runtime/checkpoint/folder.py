@@ -119,9 +119,9 @@ def abandon(root: Path, step: int) -> None:
     shutil.rmtree(temporary(root, step), ignore_errors=True)
 
 
-def sync(folder: Path) -> None:
-    """Return once a folder's entries are on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Return once the bytes of a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -26,7 +26,7 @@ from hyperparallel.graph.passes.inplace import reusable
 from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.comm.group import Bind
 
-COLLECTIVES: Mapping[Callable[..., Any], Callable[..., Any]] = {
+FUNCTIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     word: collectives.starter(which.name) for word, which in communication.STARTS.items()
 }
 """The word of each collective -> the function that starts it."""
@@ -169,7 +169,7 @@ class _Source:
         if twin is not None:  # an op of the user's own, which is no method of a tensor
             arguments.insert(0, arguments.pop(over or 0))
             target = twin
-        function = COLLECTIVES.get(target) or fast_binding(target)  # type: ignore[arg-type]
+        function = FUNCTIONS.get(target) or fast_binding(target)  # type: ignore[arg-type]
         return f"{self.constant(function)}({', '.join(arguments)})"
 
 

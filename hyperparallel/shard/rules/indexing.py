@@ -128,16 +128,20 @@ def _index_select(op: Op, values: OpValues) -> Rule:
     table, index = in_shapes(op, values)
     if not table or not index:
         return uncut(op, values)
-    dim = _dim(op, table)
-    names = tuple("v" if k == dim else LETTERS[k] for k in range(len(table)))
-    dims, sizes = along(table, names)
-    (i,), more = along(index, ("i",))
-    every = sizes | more
+    dims, i, after, every = _by_index(table, index, _dim(op, table))
     blocked = empty_of(every)
     if not _numeric(op, values):
         blocked |= {"v"} & frozenset(every)
-    after = (*dims[:dim], i, *dims[dim + 1 :])
     return Rule((dims, (i,)), (after,), every, blocked, linear=((0,),))
+
+
+def _by_index(
+    table: Shape, index: Shape, dim: int
+) -> tuple[FactorDims, tuple[str, ...], FactorDims, dict[str, int]]:
+    """Factors of a table (v along `dim`), of an index (i), of the rows that it names, and all their sizes."""
+    dims, sizes = along(table, tuple("v" if k == dim else LETTERS[k] for k in range(len(table))))
+    (i,), more = along(index, ("i",))
+    return dims, i, (*dims[:dim], i, *dims[dim + 1 :]), sizes | more
 
 
 def _index_add(accumulates: bool) -> Builder:
@@ -147,15 +151,10 @@ def _index_add(accumulates: bool) -> Builder:
         table, index, _ = in_shapes(op, values)
         if not table or not index:
             return uncut(op, values)
-        dim = _dim(op, table)
-        names = tuple("v" if k == dim else LETTERS[k] for k in range(len(table)))
-        dims, sizes = along(table, names)
-        (i,), more = along(index, ("i",))
-        every = sizes | more
+        dims, i, source, every = _by_index(table, index, _dim(op, table))
         blocked = empty_of(every)
         if not accumulates:
             blocked |= {"v", "i"} & frozenset(every)
-        source = (*dims[:dim], i, *dims[dim + 1 :])
         return Rule((dims, (i,), source), (dims,), every, blocked, linear=((0, 2),))
 
     return build

@@ -14,11 +14,11 @@ from hyperparallel.shard.rules.operands import (
     Builder,
     OpValues,
     argument,
+    bind_given,
     in_shapes,
     line,
     out_shapes,
     present,
-    renumber,
     uncut,
 )
 from hyperparallel.shard.rules.rule import OpFacts, Rule
@@ -50,7 +50,7 @@ def _convolution(op: Op, values: OpValues) -> Rule:
     before, kernel, after = _spatial(spatial)
     text = f"n (g c) {before}, (g o) c {kernel}, (g o) -> n (g o) {after}"
     given = present(op, (0, 1, 2))
-    return _grouped(op, values, text, groups, given, renumber(((0, 2), (1, 2)), given))
+    return bind_given(op, values, text, given, ((0, 2), (1, 2)), groups)
 
 
 def _convolution_backward(op: Op, values: OpValues) -> Rule:
@@ -62,7 +62,7 @@ def _convolution_backward(op: Op, values: OpValues) -> Rule:
     before, kernel, after = _spatial(spatial)
     x, w = f"n (g c) {before}", f"(g o) c {kernel}"
     text = f"n (g o) {after}, {x}, {w} -> {x}, {w}, (g o)"
-    return _grouped(op, values, text, groups, [True] * 3, ((0,),))
+    return bind_given(op, values, text, [True] * 3, ((0,),), groups)
 
 
 def _spatial(count: int) -> tuple[str, str, str]:
@@ -70,27 +70,6 @@ def _spatial(count: int) -> tuple[str, str, str]:
         " ".join(f"[{letter}{i}]" for i in range(count)) for letter in ("x", "k", "y")
     )
     return before, kernel, after
-
-
-def _grouped(
-    op: Op,
-    values: OpValues,
-    text: str,
-    groups: int,
-    given: list[bool],
-    linear: tuple[tuple[int, ...], ...],
-) -> Rule:
-    pattern = parse(text)
-    kept = tuple(d for d, there in zip(pattern.inputs, given, strict=True) if there)
-    pattern = type(pattern)(kept, pattern.outputs, pattern.blocked, text)
-    return bind(
-        pattern,
-        in_shapes(op, values),
-        out_shapes(op, values),
-        # The shapes give g times c only: how many groups there are is an argument.
-        sizes={"g": groups},
-        linear=linear,
-    )
 
 
 RULES: dict[str, Builder] = {

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hyperparallel.shard.rules.notation import Shape, bind, parse
+from hyperparallel.shard.rules.notation import Shape
 from hyperparallel.shard.rules.operands import (
     LETTERS,
     Builder,
     OpValues,
     along,
     argument,
+    bind_given,
     empty_of,
-    in_shapes,
     line,
-    out_shapes,
     present,
-    renumber,
 )
 from hyperparallel.shard.rules.rule import FactorDims, OpFacts, Rule
 from hyperparallel.workload.ops import Op
@@ -82,7 +80,7 @@ def _group_norm(op: Op, values: OpValues) -> Rule:
     given = present(op, (0, 1, 2))
     x = _channels(len(values[op.inputs[0]].shape))
     text = f"{x}, (g [c]), (g [c]) -> {x}, n g, n g"
-    return _some(op, values, text, given, (), argument(op, 6))
+    return bind_given(op, values, text, given, (), argument(op, 6))
 
 
 def _group_norm_backward(op: Op, values: OpValues) -> Rule:
@@ -90,7 +88,7 @@ def _group_norm_backward(op: Op, values: OpValues) -> Rule:
     given = present(op, (0, 1, 2, 3, 4))
     x = _channels(len(values[op.inputs[0]].shape))
     text = f"{x}, {x}, n g, n g, (g [c]) -> {x}, (g [c]), (g [c])"
-    return _some(op, values, text, given, ((0,),), argument(op, 8))
+    return bind_given(op, values, text, given, ((0,),), argument(op, 8))
 
 
 def _channels(ndim: int) -> str:
@@ -112,7 +110,7 @@ def _batch_norm(training_at: int | None, outputs: str) -> Builder:
         x = " ".join(f"[{n}]" if training and n != "c" else n for n in names)
         # In evaluation the saved statistics are empty, so what they are made of is not said.
         saved = outputs if training else " ".join(outputs.replace("c", "[s]").split())
-        return _some(op, values, f"{x}, c, c, c, c -> {x}, {saved}", given, (), None)
+        return bind_given(op, values, f"{x}, c, c, c, c -> {x}, {saved}", given)
 
     return build
 
@@ -125,27 +123,7 @@ def _batch_norm_backward(op: Op, values: OpValues) -> Rule:
     training = bool(argument(op, 7, "train", True))
     x = " ".join(f"[{n}]" if training and n != "c" else n for n in names)
     saved = "c, c" if training else "[s], [s]"
-    return _some(op, values, f"{x}, {x}, c, c, c, {saved} -> {x}, c, c", given, ((0,),), None)
-
-
-def _some(
-    op: Op,
-    values: OpValues,
-    text: str,
-    given: list[bool],
-    linear: tuple[tuple[int, ...], ...],
-    groups: int | None,
-) -> Rule:
-    pattern = parse(text)
-    kept = tuple(d for d, there in zip(pattern.inputs, given, strict=True) if there)
-    pattern = type(pattern)(kept, pattern.outputs, pattern.blocked, text)
-    return bind(
-        pattern,
-        in_shapes(op, values),
-        out_shapes(op, values),
-        sizes=None if groups is None else {"g": groups},
-        linear=renumber(linear, given),
-    )
+    return bind_given(op, values, f"{x}, {x}, c, c, c, {saved} -> {x}, c, c", given, ((0,),))
 
 
 RULES: dict[str, Builder] = {

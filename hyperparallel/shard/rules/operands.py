@@ -65,6 +65,30 @@ def renumber(groups: InputGroups, given: list[bool]) -> InputGroups:
     return tuple(group for group in kept if group)
 
 
+def bind_given(
+    op: Op,
+    values: OpValues,
+    text: str,
+    given: list[bool],
+    linear: InputGroups = (),
+    groups: int | None = None,
+) -> Rule:
+    """The rule of an op that may lack some of the operands of its notation.
+
+    given: which it has. linear: groups over all of them. groups: the size of the factor g.
+    """
+    pattern = parse(text)
+    kept = tuple(d for d, there in zip(pattern.inputs, given, strict=True) if there)
+    return bind(
+        Pattern(kept, pattern.outputs, pattern.blocked, text),
+        in_shapes(op, values),
+        out_shapes(op, values),
+        # The shapes give g times c only: how many groups there are is an argument.
+        sizes=None if groups is None else {"g": groups},
+        linear=renumber(linear, given),
+    )
+
+
 def line(
     text: str,
     linear: InputGroups = (),

@@ -96,4 +96,4 @@ class OpFacts:
     group: str = ""
 
 
-UNKNOWN = OpFacts()
+UNKNOWN_OP = OpFacts()

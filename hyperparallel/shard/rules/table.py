@@ -28,7 +28,7 @@ from hyperparallel.shard.rules import (
     views,
 )
 from hyperparallel.shard.rules.operands import Builder
-from hyperparallel.shard.rules.rule import UNKNOWN, OpFacts, Rule
+from hyperparallel.shard.rules.rule import UNKNOWN_OP, OpFacts, Rule
 from hyperparallel.workload.ops import Op, Value
 
 _FAMILIES = (
@@ -68,7 +68,7 @@ def facts_of(target: str) -> OpFacts:
     if found is None:
         base = target.rpartition(".")[0]
         plain = base.removesuffix("_")
-        found = _FACTS.get(target) or _FACTS.get(base) or _FACTS.get(plain) or UNKNOWN
+        found = _FACTS.get(target) or _FACTS.get(base) or _FACTS.get(plain) or UNKNOWN_OP
         if plain != base or "out" in target[len(base) :]:  # what it makes is memory that it is given
             found = replace(found, fresh=False, in_place=())
         _ASKED[target] = found

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hyperparallel.errors import PlanError
 from hyperparallel.graph.capture.capture import capture
 from hyperparallel.graph.capture.precision import computing
-from hyperparallel.graph.joint.promote import SUMS
+from hyperparallel.graph.joint.promote import SUM_OPS
 from tests.graph.capture import families
 from tests.graph.capture.joint import run_eager, run_graph
 
@@ -113,7 +113,7 @@ def test_mixed_sums_get_their_casts_written_out() -> None:
     model, x = Mixed(), torch.eye(4).bfloat16()
     captured = capture(model, (x,))
     for node in captured.graph.nodes:
-        if node.target in SUMS:
+        if node.target in SUM_OPS:
             kinds = {n.meta["val"].dtype for n in node.all_input_nodes if n.meta["val"].dim()}
             assert kinds == {node.meta["val"].dtype}, node.format_node()
     found, _ = run_graph(captured, model, (x,), {})

@@ -15,7 +15,7 @@ from hyperparallel.cluster.fabric import Fabric
 from hyperparallel.cluster.presets import preset
 from hyperparallel.planner.cost.collectives import (
     HOPS,
-    KINDS,
+    PRICED_KINDS,
     PROTOCOLS,
     GroupArrays,
     collective_seconds,
@@ -28,11 +28,8 @@ WHOLE = Constants(link=1.0, network=1.0)
 
 
 def seconds(kind: str, num_bytes: float, groups: GroupArrays, copies: float = 1.0) -> float:
-    return float(
-        collective_seconds(
-            np.array([float(KINDS.index(kind))]), np.array([num_bytes]), groups, WHOLE, np.array([copies])
-        )[0]
-    )
+    number = np.array([float(PRICED_KINDS.index(kind))])
+    return float(collective_seconds(number, np.array([num_bytes]), groups, WHOLE, np.array([copies]))[0])
 
 
 def groups(inside: int, outside: int = 1, name: str = "h100") -> GroupArrays:
@@ -102,12 +99,12 @@ def test_exchange_reaches_a_rank_once() -> None:
 
 
 def test_a_group_of_one_sends_nothing() -> None:
-    assert all(seconds(kind, 1e9, groups(1)) == 0 for kind in KINDS)
+    assert all(seconds(kind, 1e9, groups(1)) == 0 for kind in PRICED_KINDS)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from(PRICED_KINDS),
     num_bytes=st.floats(1.0, 1e10),
     inside=st.sampled_from([1, 2, 4, 8]),
     outside=st.sampled_from([1, 2, 16]),

@@ -41,7 +41,7 @@ def test_wire_bytes_count_what_a_member_receives(tmp_path: Path) -> None:
 @pytest.mark.fake
 def test_ranks_that_take_turns_are_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four ranks of one thread on two cores get half a core each, whatever their own clocks say."""
-    keys = [(name, 64, 64, 64) for name in calibrate.DTYPES]
+    keys = [(name, 64, 64, 64) for name in calibrate.TIMED_DTYPES]
     keys += [("memory", count) for count in calibrate.MEMORY_ELEMENTS] + [("launch",), ("call",), ("copy",)]
     keys += [("reuse", float(size)) for size in calibrate.REUSE_BYTES]
     one = calibrate.RankTimings(1, {key: [1e-3, 1e-3, 4e-3] for key in keys}, [])

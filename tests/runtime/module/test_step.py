@@ -19,7 +19,7 @@ from hyperparallel.graph import communication
 from hyperparallel.layout import Layout
 from hyperparallel.plan import Plan
 from hyperparallel.runtime.comm import collectives
-from hyperparallel.runtime.exec.codegen import COLLECTIVES
+from hyperparallel.runtime.exec.codegen import FUNCTIONS
 from hyperparallel.runtime.module.micro_batches import split_batch
 from hyperparallel.runtime.module.step import TrainStep
 from tests.graph.capture import families
@@ -199,8 +199,8 @@ def test_accumulation_reduces_once(monkeypatch: pytest.MonkeyPatch) -> None:
             sent.extend(x.numel() for x in xs)
             return collectives.all_reduce_many_start(xs, *rest, **how)
 
-        monkeypatch.setitem(COLLECTIVES, communication.all_reduce_start, counted)  # type: ignore[arg-type]
-        monkeypatch.setitem(COLLECTIVES, communication.all_reduce_many_start, counted_many)  # type: ignore[arg-type]
+        monkeypatch.setitem(FUNCTIONS, communication.all_reduce_start, counted)  # type: ignore[arg-type]
+        monkeypatch.setitem(FUNCTIONS, communication.all_reduce_many_start, counted_many)  # type: ignore[arg-type]
         counts = []
         for accumulate in (1, 4):
             step = TrainStep(made(small.NextToken), sgd, Plan(DP2), batch, accumulate=accumulate)

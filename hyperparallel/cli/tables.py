@@ -74,6 +74,5 @@ def _parameter_cells(row: ParameterRow, colour: str) -> list[Text]:
 
 
 def _communication_cells(row: CommunicationRow) -> list[Text]:
-    where = row.module or ", ".join(row.values[:3])
     cells = [row.phase, row.kind, axes_words(row.axes), str(row.count)]
-    return [Text(cell) for cell in (*cells, bytes_words(row.step_bytes), row.dtype, where, row.reason)]
+    return [Text(cell) for cell in (*cells, bytes_words(row.step_bytes), row.dtype, row.where, row.reason)]

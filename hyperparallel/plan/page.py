@@ -111,7 +111,6 @@ def _collectives(rows: list[CommunicationRow], mesh: Mesh | None) -> str:
         ranks = 1
         for axis in row.axes:
             ranks *= mesh.axis_size(axis) if mesh and axis in mesh.names else 1
-        where = row.module or ", ".join(row.values[:4])
         text.append(
             f'<tr><td class="shape">{row.phase}</td><td class="shape">{escape(row.kind)}</td>'
             f'<td class="shape">{escape(axes_words(row.axes))} '
@@ -119,7 +118,7 @@ def _collectives(rows: list[CommunicationRow], mesh: Mesh | None) -> str:
             f'<td class="number">{row.count}</td>'
             f'<td class="number">{bytes_words(row.step_bytes)} <span class="faint">{row.dtype}</span>'
             f'<div class="bar" style="width:{100 * row.step_bytes / most:.0f}%"></div></td>'
-            f'<td class="name">{escape(where)}</td><td class="why">{escape(row.reason)}</td></tr>'
+            f'<td class="name">{escape(row.where)}</td><td class="why">{escape(row.reason)}</td></tr>'
         )
     return "\n".join(text)
 

@@ -64,6 +64,15 @@ class CommunicationRow:
     step_bytes: int
     dtype: str
 
+    @property
+    def where(self) -> str:
+        """The module, or what moves where that is of several: each name once, at most three."""
+        if self.module:
+            return self.module
+        names = list(dict.fromkeys(name for value in self.values for name in value.split(", ")))
+        more = [f"and {len(names) - 3} more"] if len(names) > 3 else []
+        return ", ".join([*names[:3], *more])
+
 
 def parameter_rows(derived: Derived) -> list[ParameterRow]:
     """Parameters in the model's order, repeated blocks folded."""
@@ -146,7 +155,7 @@ def communication_lines(derived: Derived) -> list[str]:
         what = f"{row.count:>4} x {row.kind} over {axes_words(row.axes)}"
         lines.append(
             f"  {row.phase:<8} {what:<32} {bytes_words(row.step_bytes):>8} {row.dtype:<8}  "
-            f"{row.module or ', '.join(row.values[:3])}: {row.reason}"
+            f"{row.where}: {row.reason}"
         )
     return lines
 

@@ -22,7 +22,7 @@ class Linear:
     """A product with a weight of shape (outputs, inputs), stored `copies` times.
 
     `cut` says what tensor parallelism does with it: "out" cuts the outputs (column parallel), "in" the
-    inputs (row parallel, its result waits for a sum), "none" keeps it whole on every rank.
+    inputs (row parallel, its result waits for a sum), "none" replicates it.
 
     >>> up = Linear("up", 8, 32, copies=4, used=2)
     >>> up.params, up.active_params, up.flops(seq=16)

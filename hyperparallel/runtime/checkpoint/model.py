@@ -103,7 +103,7 @@ def prepare_optimizer(
     """Allocate the moments that a checkpoint has for `optimizer`, and return them for loading.
 
     A moment with the parameter's shape is laid out like the parameter; another one (a step count)
-    is whole on every rank. Then call `restore_settings` with the facts saved beside them.
+    is replicated. Then call `restore_settings` with the facts saved beside them.
     """
     moments, paths = _moments(index), _paths(parameters)
     state: dict[str, StateValue] = {}

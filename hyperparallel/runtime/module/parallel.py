@@ -6,7 +6,7 @@ torch optimizer work on it. Every rank passes the same global batch; the program
 
 One program is built per kind of call (shapes and plain values of the batch, modes of the modules, what is
 frozen, gradients or not); parameters keep the layouts of the first. Results that gradients come from are
-plain tensors, whole on every rank; others are plain where they are whole, else DTensors.
+plain tensors, replicated; others are plain where they are whole, else DTensors.
 """
 
 from __future__ import annotations

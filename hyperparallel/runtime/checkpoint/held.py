@@ -33,6 +33,7 @@ from hyperparallel.runtime.checkpoint.model import (
     restore_settings,
 )
 from hyperparallel.runtime.checkpoint.record import Local, StateValue, as_local
+from hyperparallel.runtime.comm.group import job_timeout
 from hyperparallel.runtime.comm.groups import DEFAULT_TIMEOUT
 from hyperparallel.runtime.comm.meeting import meet_members
 from hyperparallel.runtime.module.parallel import ParallelModule
@@ -103,10 +104,10 @@ class Held:
         mine = facts or {"groups": [], "numbers": {}}
         if len(self.ranks) == 1:
             return mine
-        told = meet_members(
-            f"checkpoint/settings/{'-'.join(map(str, self.ranks))}", _job()[0],
-            self.ranks, json.dumps(mine), DEFAULT_TIMEOUT.total_seconds(), "save the optimizer's settings",
-        )  # fmt: skip
+        place = f"checkpoint/settings/{'-'.join(map(str, self.ranks))}"
+        word, seconds = json.dumps(mine), job_timeout(DEFAULT_TIMEOUT).total_seconds()
+        why = "save the optimizer's settings"
+        told = meet_members(place, _job()[0], self.ranks, word, seconds, why)
         found: dict[str, Any] = {"groups": [], "numbers": {}}
         for each in dict.fromkeys(told):  # ranks of one part tell the same
             theirs = json.loads(each)

@@ -31,11 +31,7 @@ def copies_of(spec: Spec) -> float:
 
 
 def clip_gradients(
-    grads: Sequence[Tensor],
-    copies: Sequence[float],
-    limit: float,
-    here: Here,
-    clock: WaitClock | None = None,
+    grads: Sequence[Tensor], copies: Sequence[float], limit: float, here: Here, clock: WaitClock
 ) -> Tensor:
     """Scale this rank's gradients so that the norm of all ranks' is at most `limit`; returns the norm before.
 
@@ -48,7 +44,7 @@ def clip_gradients(
         norms = torch.stack(torch._foreach_norm(list(grads))).double()
         squares = (norms.square() / torch.tensor(copies, dtype=torch.float64, device=norms.device)).sum()
     started = collectives.all_reduce_start(squares, "sum", here.mesh_group)
-    total = (clock or WaitClock()).wait(started).sqrt()
+    total = clock.wait(started).sqrt()
     if grads:
         # As torch.nn.utils.clip_grad_norm_ does, its 1e-6 too.
         scale = torch.clamp(limit / (total + 1e-6), max=1.0).to(grads[0].dtype)

@@ -37,7 +37,7 @@ class JointProgram:
         options = {"compile": self.compile, "accumulate": self.defer}
         agree(self.here, decisions(self.built, program, options), "the program of a step", FOR_A_CALL)
         self.compiled = Compiled(program, self.here.binder(mesh, program), self.compile)
-        self.finish = GradientReduction(self.built, program, self.here)
+        self.finish = GradientReduction(self.built, program, self.here, self.compiled.clock)
         self._input_cuts = tuple(input_cuts(program).values())
         self.param_names = list(program.params)
         self.buffer_names = list(program.buffers)

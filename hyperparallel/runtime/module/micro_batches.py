@@ -17,6 +17,7 @@ from hyperparallel.errors import PlanError
 from hyperparallel.graph.build import Built
 from hyperparallel.graph.capture.batch_tree import call_of, flatten
 from hyperparallel.graph.program import RankProgram
+from hyperparallel.runtime.exec.codegen import WaitClock
 from hyperparallel.runtime.exec.compiled import Compiled
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.shard.batchwise import over_rows
@@ -112,15 +113,15 @@ class GradientReduction:
     """Takes the gradients of one program to the layouts their parameters are stored in.
 
     layouts: in which the program leaves them: pending where it was written with `defer`. last: what is to be
-    run then; None where nothing is pending.
+    run then; None where nothing is pending. clock: counts the waits, as those of the program.
     """
 
-    def __init__(self, built: Built, program: RankProgram, here: Here) -> None:
+    def __init__(self, built: Built, program: RankProgram, here: Here, clock: WaitClock) -> None:
         self.layouts = tuple(program.grad_specs.values())
         self.last: Compiled | None = None
         if any(spec.partial for spec in self.layouts):
             last = built.reduction_program(program)
-            self.last = Compiled(last, here.binder(built.decisions.mesh, last))
+            self.last = Compiled(last, here.binder(built.decisions.mesh, last), clock=clock)
 
     def __call__(self, grads: Sequence[Tensor]) -> list[Tensor]:
         if self.last is None:

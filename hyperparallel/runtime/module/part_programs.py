@@ -38,7 +38,7 @@ class PartProgram:
         agree(here, decisions(built, self.program, options), "the program of a part")
         bind = here.binder(built.decisions.mesh, self.program)
         self.compiled = Compiled(self.program, bind, compile)
-        self.finish = GradientReduction(built, self.program, here)
+        self.finish = GradientReduction(built, self.program, here, self.compiled.clock)
         self._input_cuts = input_cuts(self.program)
         self._read_later = [node.name for node in self.compiled.stages.backward.inputs]
         self._saved: dict[str, Tensor] = {}

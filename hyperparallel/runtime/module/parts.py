@@ -22,6 +22,7 @@ from hyperparallel.graph.capture.precision import without_autocast
 from hyperparallel.graph.parts import BuiltParts, Part, build_parts
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.decide import pinned
+from hyperparallel.runtime.exec.codegen import WaitClock
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.as_dtensor import Presenter, local_piece
 from hyperparallel.runtime.module.clipping import check_clip, clip_gradients, copies_of
@@ -37,7 +38,7 @@ from hyperparallel.runtime.module.micro_batches import (
 )
 from hyperparallel.runtime.module.parallel import PlacedModule, check_arguments, mixed_into, plain_twin
 from hyperparallel.runtime.module.part_programs import Lent, PartsPrograms
-from hyperparallel.runtime.module.step import MakeOptimizer, StepResult, local_of
+from hyperparallel.runtime.module.step import MakeOptimizer, StepResult, host_seconds, local_of
 from hyperparallel.shard.spec import Spec
 
 
@@ -121,6 +122,7 @@ class PartsStep:
             for name in program.program.params
         }
         self.trained = [name for program in self.programs.values() for name in program.trained]
+        self._norm_clock = WaitClock()
         self._copies = [copies_of(self.specs[name]) for name in self.trained]
         named = [(name, self.params[name]) for name in self.trained]
         self.optimizer = optimizer(named) if named else None
@@ -136,7 +138,7 @@ class PartsStep:
         norm: float | Tensor = math.nan
         if self.clip is not None:
             grads = [grad for name in self.trained if (grad := self.params[name].grad) is not None]
-            norm = clip_gradients(grads, self._copies, self.clip, self.here)
+            norm = clip_gradients(grads, self._copies, self.clip, self.here, self._norm_clock)
         if self.optimizer is not None:
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -150,7 +152,8 @@ class PartsStep:
         return float(found)
 
     def _waited(self) -> float:
-        return sum(programs.waited_seconds for programs in self._programs.values())
+        run = sum(programs.waited_seconds for programs in self._programs.values())
+        return host_seconds(run + self._norm_clock.seconds, self.here.device)
 
     def _gradients(self, batch: Any) -> Tensor:
         """Set `.grad` of this rank's parameters from a global batch; returns the loss."""

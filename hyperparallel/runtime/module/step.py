@@ -154,10 +154,8 @@ class TrainStep:
         return clip_gradients(grads, self._replicas, limit, self.here, self._norm_clock)
 
     def _waited(self) -> float:
-        if self.here.device.type == "cuda":
-            return math.nan
-        run = [one for program in self._programs.values() for one in program.compiled_programs]
-        return sum(one.clock.seconds for one in run) + self._norm_clock.seconds
+        run = sum(program.compiled.clock.seconds for program in self._programs.values())
+        return host_seconds(run + self._norm_clock.seconds, self.here.device)
 
     def gradients(self, batch: Any) -> Tensor:
         """Set `.grad` of the local parameters from a global batch; returns the loss (0-dim tensor)."""
@@ -216,6 +214,11 @@ class TrainStep:
             assert self.state.plan is not None
             found = self._build(plain_twin(self.model), batch, self.state.plan, later=True)
         return found, leaves
+
+
+def host_seconds(seconds: float, device: torch.device) -> float:
+    """Seconds that the host has waited; NaN on CUDA, where the stream waits and the host goes on."""
+    return math.nan if device.type == "cuda" else seconds
 
 
 def local_of(parameter: Tensor) -> Tensor:

@@ -153,7 +153,8 @@ def test_sizes_of_an_exchange_must_fit_pairwise() -> None:
     assert disagreement([gather, gather | {"shape": [2, 5]}]) == "shape differs"
     shown = call(collective="broadcast", root=1, root_shape=[4, 5])
     assert disagreement([shown, shown | {"shape": [4, 5]}]) == ""
-    assert disagreement([shown | {"shape": [4, 5]}, shown]) == "root_shape is not the shape of the root's"
+    wrong = disagreement([shown | {"shape": [4, 5]}, shown])
+    assert wrong == "root_shape is not the shape of the root's operand"
     assert disagreement([shown, shown | {"shape": [4, 5], "root": 0}]) == "root differs"
     moves = call(collective="permute", sends=[[0, 1]], recv_shape=[0])
     assert disagreement([moves, moves | {"recv_shape": [24]}]) == ""

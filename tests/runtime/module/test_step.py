@@ -16,11 +16,15 @@ from torch.distributed.tensor import DTensor
 
 from hyperparallel.errors import CaptureError, PlanError
 from hyperparallel.graph import communication
+from hyperparallel.graph.parts import Part
 from hyperparallel.layout import Layout
 from hyperparallel.plan import Plan
 from hyperparallel.runtime.comm import collectives
 from hyperparallel.runtime.exec.codegen import FUNCTIONS
+from hyperparallel.runtime.module import parts as parts_module
+from hyperparallel.runtime.module import step as step_module
 from hyperparallel.runtime.module.micro_batches import split_batch
+from hyperparallel.runtime.module.parts import PartsStep
 from hyperparallel.runtime.module.step import TrainStep
 from tests.graph.capture import families
 from tests.ranks import run_ranks
@@ -217,21 +221,31 @@ def test_accumulation_reduces_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("where", ["finish", "norm"])
-def test_every_wait_for_others_is_communication(where: str) -> None:
+@pytest.mark.parametrize("door", ["step", "parts"])
+def test_every_wait_for_others_is_communication(
+    door: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 1 comes late to the sums of gradients that end an accumulation, or to that of the norm."""
 
     def run(rank: int) -> float:
-        step = TrainStep(made(small.Rows), sgd, Plan(DP2), X, accumulate=2, clip=1.0)
+        step: Any
+        if door == "step":
+            step = TrainStep(made(small.Rows), sgd, Plan(DP2), X, accumulate=2, clip=1.0)
+            program, module = step.program, step_module
+        else:
+            parts = {"all": Part(["up", "down"], Plan(DP2))}
+            step = PartsStep(made(small.Rows), sgd, parts, X, accumulate=2, clip=1.0)
+            program, module = step.programs[0], parts_module
         step.step(X)
-        owner, name = (step.program, "finish") if where == "finish" else (step, "_clip")
+        owner, name = (program.finish.last, "run") if where == "finish" else (module, "clip_gradients")
         plain = getattr(owner, name)
 
         def late(*args: Any) -> Any:
             time.sleep(0.5 * rank)
             return plain(*args)
 
-        setattr(owner, name, late)
-        waited = step.step(X).comm_seconds
+        monkeypatch.setattr(owner, name, late)
+        waited: float = step.step(X).comm_seconds
         step.here = replace(step.here, device=torch.device("cuda"))
         assert math.isnan(step._waited())
         return waited

@@ -37,7 +37,7 @@ from hyperparallel.runtime.module.micro_batches import (
 )
 from hyperparallel.runtime.module.parallel import PlacedModule, check_arguments, mixed_into, plain_twin
 from hyperparallel.runtime.module.part_programs import Lent, PartsPrograms
-from hyperparallel.runtime.module.step import MakeOptimizer, StepResult, local_of
+from hyperparallel.runtime.module.step import MakeOptimizer, StepResult, local_of, made_optimizer
 from hyperparallel.shard.spec import Spec
 
 
@@ -123,7 +123,7 @@ class PartsStep:
         self.trained = [name for program in self.programs.values() for name in program.trained]
         self._copies = [copies_of(self.specs[name]) for name in self.trained]
         named = [(name, self.params[name]) for name in self.trained]
-        self.optimizer = optimizer(named) if named else None
+        self.optimizer = made_optimizer(optimizer, named) if named else None
 
     def __call__(self, batch: Any) -> StepResult:
         return self.step(batch)

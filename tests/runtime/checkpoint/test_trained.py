@@ -112,7 +112,6 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         hp.load_safetensors(tmp_path / "nowhere", model)
 
 
-<<<<<<< HEAD
 class Layered(nn.Module):
     """A weight that two parts use, statistics that change, a layer without gradient."""
 
@@ -243,7 +242,8 @@ def test_settings_that_changed_while_training_are_loaded(tmp_path: Path) -> None
     assert kept == [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     assert loaded.state[loaded.param_groups[0]["params"][0]]["seen"] == 17
     assert train(other, loaded, IDS[1:]) == train(model, optimizer, IDS[1:])
-=======
+
+
 def test_a_state_that_the_optimizer_can_not_take_is_refused_or_left_out(tmp_path: Path) -> None:
     """Nothing that was asked for is skipped in silence: moments of another kind, or none at all."""
     old = nn.Linear(2, 2)
@@ -259,4 +259,3 @@ def test_a_state_that_the_optimizer_can_not_take_is_refused_or_left_out(tmp_path
         assert not torch.equal(new.weight, old.weight)
         hp.load_checkpoint(tmp_path / folder, new, sgd, strict=False)
         assert torch.equal(new.weight, old.weight) and not sgd.state and sgd.param_groups[0]["lr"] == 0.5
->>>>>>> d51ae8e (A checkpoint without the optimizer's state, or of another kind, is refused; so is what cannot be saved)

@@ -89,10 +89,16 @@ def pids(folder: Path, num_ranks: int) -> list[int]:
 def test_results_come_in_rank_order() -> None:
     assert launch(total, 3, args=(1.0,), threads=1) == [6.0] * 3
     assert run_ranks(2, lambda rank: torch.full((2,), rank))[1].tolist() == [1, 1]
-    with pytest.raises(UserError, match="num_ranks"):
-        launch(total, 0)
-    with pytest.raises(UserError, match="threads"):
-        launch(total, 1, threads=0)
+    wrong: list[tuple[str, Any, dict[str, Any]]] = [
+        ("num_ranks", 0, {}),
+        ("num_ranks", 1.5, {}),
+        ("num_ranks", "2", {}),
+        ("threads", 1, {"threads": 0}),
+        ("collective_timeout", 1, {"collective_timeout": 5}),
+    ]
+    for field, num_ranks, options in wrong:
+        with pytest.raises(UserError, match=f"^{field}: got"):
+            launch(total, num_ranks, **options)
 
 
 def test_a_quick_rank_does_not_leave_before_a_slow_one_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -335,6 +335,11 @@ def test_the_environment_gives_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -
         ranks_from_environment()
     monkeypatch.setenv("MASTER_ADDR", "h")
     monkeypatch.setenv("MASTER_PORT", "29")
+    misfits = (("RANK", "x"), ("RANK", "2"), ("RANK", "-1"), ("WORLD_SIZE", "0"), ("LOCAL_RANK", "-"))
+    for name, wrong in misfits:
+        with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{name}: got {wrong!r}"):
+            patch.setenv(name, wrong)
+            ranks_from_environment()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     ranks = ranks_from_environment()
     assert ranks is not None and (ranks.rank, ranks.store) == (1, "h:29")

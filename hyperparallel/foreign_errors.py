@@ -10,6 +10,8 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import yaml
+
 from hyperparallel.errors import NOTHING, Words
 
 
@@ -39,6 +41,29 @@ _BOUNDS = {
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
 }
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping: the first would be dropped in silence."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key in seen and key is not None and key != "<<":
+                problem = f"each key once: {key!r} stands here again"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(text: str) -> Any:
+    """What a text of YAML or JSON says; `yaml.YAMLError` for one that is none, or has a key twice.
+
+    >>> load_yaml("mesh: {dp: 2}")
+    {'mesh': {'dp': 2}}
+    """
+    return yaml.load(text, _OnceLoader)
 
 
 def no_yaml(error: Any, where: str = "") -> Trouble:

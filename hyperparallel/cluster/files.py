@@ -19,6 +19,7 @@ from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.complaints import no_mapping, not_yaml, readable
 from hyperparallel.cluster.market import check_market
 from hyperparallel.errors import ClusterError
+from hyperparallel.foreign_errors import load_yaml
 
 
 class _Dumper(yaml.SafeDumper):
@@ -50,7 +51,7 @@ def cluster_yaml(cluster: Cluster) -> str:
 def parse_cluster(text: str, where: str = "") -> Cluster:
     """Read the text of a cluster file; `ClusterError` names the field that is wrong. where: its name."""
     try:
-        data = yaml.safe_load(text)
+        data = load_yaml(text)
     except yaml.YAMLError as error:
         raise not_yaml(error, where) from None
     if not isinstance(data, Mapping):

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import Any
 
 from hyperparallel.errors import LayoutError, nearest
 
@@ -39,9 +40,9 @@ class Grid:
     ) -> None:
         # One name is no sequence of letters.
         names = (names,) if isinstance(names, str) else names
-        shape, names = tuple(shape), tuple(names)
+        shape, names = _listed("device_matrix", shape), _listed("alias_name", names)
         size = _check_grid(shape, names)
-        ranks = tuple(range(size)) if ranks is None else tuple(ranks)
+        ranks = tuple(range(size)) if ranks is None else _listed("ranks", ranks)
         _check_ranks(ranks, shape, size)
         fields = {"shape": shape, "names": names, "ranks": ranks, "size": size}
         sizes = dict(zip(names, shape, strict=True))
@@ -172,6 +173,16 @@ class Grid:
     _hash: int
 
 
+MOST_RANKS = 1 << 24
+"""The largest grid: its ranks are listed, and no machine has as many."""
+
+
+def _listed(field: str, given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, Iterable):
+        raise LayoutError(field, given, "a sequence, one entry per axis", f"({given!r},)")
+    return tuple(given)
+
+
 def _check_grid(shape: tuple[int, ...], names: tuple[str, ...]) -> int:
     if len(shape) != len(names):
         raise LayoutError("alias_name", names, f"one name per entry of the device matrix {shape}")
@@ -182,7 +193,10 @@ def _check_grid(shape: tuple[int, ...], names: tuple[str, ...]) -> int:
             raise LayoutError("alias_name", name, "a name like dp: letters, digits, underscores")
     if len(set(names)) != len(names):
         raise LayoutError("alias_name", names, "each name once")
-    return math.prod(shape)
+    size = math.prod(shape)
+    if size > MOST_RANKS:
+        raise LayoutError("device_matrix", shape, f"at most {MOST_RANKS} ranks together")
+    return size
 
 
 def _check_ranks(ranks: tuple[int, ...], shape: tuple[int, ...], size: int) -> None:

@@ -161,6 +161,8 @@ class Layout:
         """A mesh from two arguments, a layout from three (ints: i-th axis from the right, -1
         none)."""
         mesh = Mesh(device_matrix, alias_name, ranks)
+        if isinstance(tensor_map, str):
+            raise LayoutError("tensor_map", tensor_map, "a sequence, one entry per dim", f"({tensor_map!r},)")
         if tensor_map is not None:
             return mesh(*tensor_map, partial=partial, tier=tier)
         for field, given, default in (("partial", partial, None), ("tier", tier, "device")):

@@ -161,6 +161,8 @@ class Derived:
         "rewrites" names the calls of the model that cheaper ones replace, and how often. Raises
         `PlanError` with the nearest names if there is nothing of that name.
         """
+        if not isinstance(name, str):
+            raise PlanError("name", name, "the name of a parameter, input, output or value")
         for param in self.params:
             if param.name == name:
                 return "\n".join((*_param_lines(param), *self._communication_lines(name)))

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperparallel.errors import NOTHING, PlanError, Words, nearest
-from hyperparallel.foreign_errors import asked_for, no_yaml, shown
+from hyperparallel.foreign_errors import asked_for, load_yaml, no_yaml, shown
 from hyperparallel.layout import Layout, Mesh
 from hyperparallel.layout.carried import check_stored
 
@@ -109,6 +109,8 @@ class Plan:
         if isinstance(self.batch, str):
             raise PlanError("batch", self.batch, "a tuple of axes", f"batch=({self.batch!r},)")
         if self.batch is not None:
+            if not isinstance(self.batch, (tuple, list)):
+                raise PlanError("batch", self.batch, "a tuple of axes, or None")
             # A list, from a file; frozen like the rest.
             object.__setattr__(self, "batch", tuple(self.batch))
         kept = () if self.fsdp is None else (("fsdp", self.fsdp),)
@@ -170,8 +172,10 @@ class Plan:
     @classmethod
     def from_yaml(cls, text: str, where: str = "") -> Plan:
         """Read the text of a plan file; `PlanError` names the field that is wrong. where: the file's name."""
+        if not isinstance(text, str):
+            raise PlanError("plan file", type(text).__name__, "the text of a plan file", "Plan.load(path)")
         try:
-            data = yaml.safe_load(text)
+            data = load_yaml(text)
         except yaml.YAMLError as error:
             raise PlanError("plan file", *no_yaml(error, where)) from None
         if not isinstance(data, Mapping):

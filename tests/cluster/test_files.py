@@ -43,7 +43,7 @@ def text(*changes: tuple[str, str]) -> str:
         ([("  kind: switch\n", "")], "fabric.nvlink.kind", "required; write kind: switch"),
         ([("size: [8]", "size: 8")], "fabric.nvlink.size", "a list, in brackets; write size: [8]"),
         ([("size: [8]", "size: [8.5]")], "fabric.nvlink.size.0", "a whole number"),
-        ([("peak_flop_s:\n", "peak_flop_s: 1\n  gemm:\n")], "device.peak_flop_s", "a mapping"),
+        ([("peak_flop_s:\n    bf16", "peak_flop_s:\n  - bf16")], "device.peak_flop_s", "a mapping"),
         ([("memory_bytes_s: 3.35e+12", "memory_bytes_s: 3 TB/s")], "device.memory_bytes_s", "a number"),
         ([("fabric:\n", "fabric: []\nlinks:\n")], "links", "allowed: name, device, memory, fabric, notes"),
         ([("bytes_s: 4.5e+11", "bandwith: 4.5e+11")], "fabric.nvlink.bandwith", "write bytes_s instead"),
@@ -52,6 +52,7 @@ def text(*changes: tuple[str, str]) -> str:
         ([("bytes_s: 4.5e+11", "bytes_s: 3.6e+12")], "fabric.nvlink.bytes_s", "write 450e9"),
         ([("latency_s: 8.0e-6", "latency_s: 8")], "fabric.infiniband.latency_s", "5e-6"),
         ([("name: h100\n", "name: [\n")], "cluster file", "YAML"),
+        ([("name: h100\n", "name: h100\nname: a100\n")], "cluster file", "each key once: 'name' stands here"),
     ],
 )
 def test_a_mistake_is_named_where_it_stands(changes: list[tuple[str, str]], field: str, hint: str) -> None:

@@ -118,6 +118,7 @@ def test_a_layout_is_frozen_and_survives_copies() -> None:
         (lambda: Layout.parse("Mesh((2,), ('dp',))('dp', **{'tier': 'host'})"), "layout: got"),
         (lambda: Layout.parse("Mesh((2,), ('dp',))('dp', partial={[]: 'sum'})"), "layout: got"),
         (lambda: Layout((2,), ("dp",), partial={"dp": "sum"}), "partial: got.*write tensor_map too"),
+        (lambda: Layout((2,), ("dp",), "dp"), r"tensor_map: got 'dp'.*write \('dp',\)"),
         (lambda: Layout((2,), ("dp",), tier="host"), "tier: got 'host'.*not of a mesh"),
         (lambda: Layout.parse("open('x')('y')"), "layout: got"),
         (lambda: Layout.parse("Layout((2,), ('dp',))(print(1))"), "layout: got"),

@@ -73,6 +73,10 @@ def test_a_mesh_is_frozen_and_survives_copies() -> None:
         (lambda: Mesh((2, 2), ("dp", "dp")), "alias_name.*each name once"),
         (lambda: Mesh((0,), ("dp",)), "device_matrix.*at least 1"),
         (lambda: Mesh((2,), ("None",)), "alias_name.*a name like dp"),
+        (lambda: Mesh(2, ("dp",)), r"device_matrix: got 2; allowed: a sequence.*write \(2,\)"),  # type: ignore[arg-type]
+        (lambda: Mesh((2,), 3), "alias_name: got 3; allowed: a sequence"),  # type: ignore[arg-type]
+        (lambda: Mesh((2,), ("dp",), 2), "ranks: got 2; allowed: a sequence"),  # type: ignore[arg-type]
+        (lambda: Mesh((1 << 20, 1 << 20), ("dp", "tp")), "device_matrix.*at most 16777216 ranks"),
         (lambda: CUBE.group(0, "aa"), "axis: got 'aa'.*one of a, b, c; write a instead"),
         (lambda: CUBE.group(0, ("a", "a")), "axes.*each axis once"),
         (lambda: CUBE.coordinate(12), "rank: got 12"),

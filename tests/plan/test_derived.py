@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -88,3 +89,9 @@ def test_explain_counts_rewrites_and_says_which_round() -> None:
 def test_explain_suggests_on_a_miss() -> None:
     with pytest.raises(PlanError, match=r"nearest: .*layers\.3\.mlp\.down_proj\.weight"):
         llama().explain("model.layer.3.mlp.down_proj.weight")
+
+
+@pytest.mark.parametrize("name", [None, 3, ("lm_head.weight",)])
+def test_explain_refuses_what_is_no_name(name: Any) -> None:
+    with pytest.raises(PlanError, match=r"name: got .*the name of a parameter"):
+        llama().explain(name)

@@ -197,9 +197,13 @@ def test_a_plan_file_on_disk(tmp_path: Path) -> None:
         ("", "plan file: got nothing"),
         ("- 1\n", "plan file"),
         ("mesh: {dp: 0}\n", "0"),
+        ("mesh: {dp: 2}\nexact: false\nexact: true\n", "line 3, column 1; allowed: YAML or JSON (each key"),
+        ("mesh: {dp: 2}\nparams: {w: [dp], w: [null]}\n", "each key once: 'w' stands here again"),
+        ("mesh: {dp: 2, dp: 4}\n", "each key once: 'dp' stands here again"),
+        (3, "plan file: got 'int'; allowed: the text"),
     ],
 )
-def test_a_wrong_plan_file_names_its_field(text: str, words: str) -> None:
+def test_a_wrong_plan_file_names_its_field(text: Any, words: str) -> None:
     with pytest.raises(UserError) as caught:
         Plan.from_yaml(text)
     assert words in str(caught.value), str(caught.value)

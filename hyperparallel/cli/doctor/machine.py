@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperparallel.errors import UserError
 from hyperparallel.plan.wording import bytes_words
 from hyperparallel.runtime.host import usable_cores
 
@@ -39,8 +40,18 @@ class Finding:
 def findings() -> list[Finding]:
     """Read everything; the order is the order of a report."""
     found = [_python(), *_cores(), _memory(), _shared_memory(), _disk(Path.cwd()), _loopback()]
-    found += [_compiler(), *_packages()]
+    found += [_compiler(), *_settings(), *_packages()]
     return [*found, *_torch()]
+
+
+def _settings() -> list[Finding]:
+    """The variables of ours that are set; one that no job would start with."""
+    from hyperparallel.runtime.comm.settings import read_settings
+
+    try:
+        return [Finding(name, value) for name, value in read_settings().items()]
+    except UserError as error:
+        return [Finding("environment", str(error), False)]
 
 
 def num_cores() -> int:

@@ -150,13 +150,7 @@ def ppermute(x: Tensor, axis: Axis, perm: int | Sequence[tuple[int, int]]) -> Te
     """
     here, axes = _call("ppermute", x, axis)
     count = len(here.members(axes))
-    if isinstance(perm, int):
-        perm = [(i, (i + perm) % count) for i in range(count)]
-    sends = [(int(a), int(b)) for a, b in perm]
-    for side in zip(*sends, strict=True):
-        if len(set(side)) != len(side) or not all(0 <= i < count for i in side):
-            allowed = f"pairs of positions below {count}, each once as sender and once as receiver"
-            raise UserError(f"perm of ppermute in {here.region}", perm, allowed)
+    sends = _sends(here, perm, count)
     if count == 1:
         return x if sends else torch.zeros_like(x)
     shapes = here.shapes(("ppermute", axes, tuple(sends)), axes, x)
@@ -177,8 +171,9 @@ def broadcast(x: Tensor, axis: Axis, root: int = 0) -> Tensor:
     """
     here, axes = _call("broadcast", x, axis)
     count = len(here.members(axes))
-    if not 0 <= root < count:
-        raise UserError(f"root of broadcast in {here.region}", root, f"a position below {count}")
+    if type(root) is not int or not 0 <= root < count:
+        allowed = f"a position below {count}{_alone(count)}"
+        raise UserError(f"root of broadcast in {here.region}", root, allowed)
     if count == 1:
         return x
     shapes = here.shapes(("broadcast", axes, root), axes, x)
@@ -193,6 +188,27 @@ def piece_sizes(size: int, count: int) -> list[int]:
     """
     chunk = -(-size // count)
     return [max(0, min(chunk, size - i * chunk)) for i in range(count)]
+
+
+def _sends(here: Seat, perm: Any, count: int) -> list[tuple[int, int]]:
+    """The (from, to) pairs of a permutation; `UserError` for what is none."""
+    if type(perm) is int:
+        return [(i, (i + perm) % count) for i in range(count)]
+    lists = (list, tuple)
+    pairs = isinstance(perm, lists) and all(isinstance(p, lists) and len(p) == 2 for p in perm)
+    for side in zip(*perm, strict=True) if pairs else [(None,)]:
+        if len(set(side)) != len(side) or not all(type(i) is int and 0 <= i < count for i in side):
+            allowed = f"a number of steps, or pairs of positions below {count}{_alone(count)}"
+            once = "each once as sender and once as receiver"
+            raise UserError(f"perm of ppermute in {here.region}", perm, f"{allowed}, {once}")
+    return [(a, b) for a, b in perm]
+
+
+def _alone(count: int) -> str:
+    """Why there is but one position: a model that is not parallelized runs its regions on one device."""
+    if count > 1:
+        return ""
+    return " (one device runs the region; give hp.local_region a reference= or mesh= for what it means there)"
 
 
 def _call(name: str, x: Any, axis: Axis, op: str = "sum") -> tuple[Seat, tuple[str, ...]]:

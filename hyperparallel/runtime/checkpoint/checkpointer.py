@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from hyperparallel.errors import CheckpointError, UserError
+from hyperparallel.errors import CheckpointError, UserError, Words
 from hyperparallel.runtime.checkpoint import folder as folders
 from hyperparallel.runtime.checkpoint.index import (
     INDEX_NAME,
@@ -103,11 +103,13 @@ class Checkpointer:
         meta: facts that JSON can hold. aliases: other names of tied tensors -> the saved name.
         Raises what the save before this one failed with, and `CheckpointError` for a bad state.
         """
+        if type(step) is not int or step < 0:
+            raise UserError("step", step, "a whole number of 0 or more")
         self.wait()
         self._exchange.begin(f"the save of step {step}")
         try:
             # Now: what JSON cannot hold is an error here, and later changes do not reach the file.
-            facts = json.loads(json.dumps(dict(meta or {})))
+            facts = _as_json(meta or {})
             part = Index(step=step, world=self.world, meta=facts, aliases=dict(aliases or {}))
             pieces = self._staged(pieces_of(state, self.rank, self.world))
         except BaseException as error:
@@ -206,6 +208,8 @@ class Checkpointer:
                 empty = source.new_empty(0, device="cpu")
                 staged[name] = _replaced(piece, empty, is_held=False)
                 continue
+            if source.is_meta:
+                raise CheckpointError(name, Words("a tensor on the meta device"), "tensors that have memory")
             buffer = self._host.get(name)
             if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
                 buffer = torch.empty(
@@ -322,6 +326,14 @@ class Checkpointer:
 def _replaced(piece: LocalPiece, tensor: torch.Tensor, is_held: bool) -> LocalPiece:
     writes = piece.is_writer and is_held
     return LocalPiece(tensor, piece.shape, piece.offset, is_held, writes, piece.is_private)
+
+
+def _as_json(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts as a file gives them back."""
+    try:
+        return dict(json.loads(json.dumps(dict(facts))))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError("meta", Words(str(error)), "numbers, texts, lists and mappings") from None
 
 
 def _part_name(rank: int) -> str:

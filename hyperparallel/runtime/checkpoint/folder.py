@@ -68,7 +68,7 @@ def find_checkpoint(root: Path, step: int | None) -> Path:
 
 def start(root: Path, step: int) -> Path:
     """Clear what killed saves left, and make the temporary folder of a new save."""
-    root.mkdir(parents=True, exist_ok=True)
+    make_folder(root)
     for leftover in root.glob("step_*.tmp"):
         shutil.rmtree(leftover)
     for old in root.glob("step_*.replaced"):
@@ -80,6 +80,15 @@ def start(root: Path, step: int) -> Path:
     folder = temporary(root, step)
     folder.mkdir()
     return folder
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; `CheckpointError` where there can be none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        allowed = f"a folder that can be made ({error.strerror})"
+        raise CheckpointError("folder", str(folder), allowed) from None
 
 
 def temporary(root: Path, step: int) -> Path:

@@ -113,6 +113,8 @@ class Held:
             theirs = json.loads(each)
             found["groups"] += theirs["groups"]
             found["numbers"] |= theirs["numbers"]
+            if "kind" in theirs:  # not of a rank without trained parameters
+                found["kind"] = theirs["kind"]
         return found
 
     def _numbered(self, state: Mapping[str, StateValue]) -> dict[str, StateValue]:

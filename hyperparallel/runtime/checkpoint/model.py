@@ -94,7 +94,7 @@ def optimizer_state(
         }
         settings["params"] = [_path_of(paths, parameter) for parameter in group["params"]]
         groups.append(settings)
-    return state, {"groups": groups, "numbers": numbers}
+    return state, {"kind": type(optimizer).__name__, "groups": groups, "numbers": numbers}
 
 
 def prepare_optimizer(

@@ -31,7 +31,7 @@ from torch.distributed.distributed_c10d import Store
 from hyperparallel.errors import CheckpointError
 from hyperparallel.layout import Layout
 from hyperparallel.layout.carried import check_stored
-from hyperparallel.runtime.checkpoint.folder import sync
+from hyperparallel.runtime.checkpoint.folder import make_folder, sync
 from hyperparallel.runtime.checkpoint.model import MODEL, module_state
 from hyperparallel.runtime.checkpoint.record import CheckpointState, LocalPiece, StateValue, pieces_of
 from hyperparallel.runtime.checkpoint.status import DEADLINE_SECONDS, PATIENCE_SECONDS, Exchange, guarded
@@ -257,7 +257,7 @@ def _make_folder(target: Path, temporary: Path, files: list[_File]) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError("folder", str(target), "a folder that is new or empty")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    make_folder(temporary)
     for file in files:
         path = temporary / file.name
         with path.open("wb") as out:

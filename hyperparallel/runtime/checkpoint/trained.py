@@ -9,14 +9,16 @@ the ranks that hold the model; a loop that saves while it trains keeps a `Checkp
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hyperparallel.errors import UserError
+from hyperparallel.errors import CheckpointError, UserError, Words
 from hyperparallel.runtime.checkpoint.checkpointer import Checkpointer, Loaded
 from hyperparallel.runtime.checkpoint.held import Trained, held_of
+from hyperparallel.runtime.checkpoint.index import Index
 from hyperparallel.runtime.checkpoint.model import MODEL
 from hyperparallel.runtime.checkpoint.safetensors import (
     Matched,
@@ -74,7 +76,8 @@ def load_checkpoint(
     """Fill a model, and its optimizer, in place from the checkpoint of `step` (None: the newest).
 
     The mesh and the number of ranks may be others than those that saved it. strict: names that only one side
-    has are an error, else they are returned. Raises `CheckpointError` for damage and for what does not fit.
+    has are an error, else they are returned; likewise an optimizer without a saved state, or of another kind
+    than the saved one, is an error, else left as it is. Raises `CheckpointError` for damage and misfits.
 
     >>> import tempfile, torch, hyperparallel as hp
     >>> folder, old, new = tempfile.mkdtemp(), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
@@ -85,10 +88,24 @@ def load_checkpoint(
     held = held_of(model, optimizer)
     with Checkpointer(folder, rank=held.place, world=len(held.ranks), store=held.store) as keeper:
         index = keeper.read_index(keeper.newest() if step is None else step)
+        if held.optimizer is not None and not _has_state(index, held.optimizer, strict):
+            held = replace(held, optimizer=None)
         loaded = keeper.load(held.to_fill(index), step=index.step, strict=strict, aliases=held.aliases)
     if _OPTIMIZER in loaded.meta:
         held.restore(loaded.meta[_OPTIMIZER])
     return loaded
+
+
+def _has_state(index: Index, optimizer: torch.optim.Optimizer, strict: bool) -> bool:
+    """Whether a checkpoint has a state for `optimizer`; with `strict`, `CheckpointError` if not."""
+    saved, kind = index.meta.get(_OPTIMIZER), type(optimizer).__name__
+    given = "no optimizer" if saved is None else f"the state of {saved.get('kind', kind)}"
+    if saved is not None and saved.get("kind", kind) == kind:
+        return True
+    if strict:
+        allowed = f"a checkpoint of step {index.step} that was saved with {kind}"
+        raise CheckpointError("optimizer", Words(given), allowed, "strict=False to leave it as it is,")
+    return False
 
 
 def save_safetensors(folder: str | Path, model: Trained) -> None:

@@ -73,10 +73,12 @@ def launch(
     >>> launch(lambda session, base: base + session.rank, 2, args=(10,), threads=1)
     [10, 11]
     """
-    if num_ranks < 1:
+    if type(num_ranks) is not int or num_ranks < 1:
         raise UserError("num_ranks", num_ranks, "at least 1")
-    if threads is not None and threads < 1:
+    if threads is not None and (type(threads) is not int or threads < 1):
         raise UserError("threads", threads, "at least 1, or None: the cores shared out")
+    if not isinstance(collective_timeout, timedelta):
+        raise UserError("collective_timeout", collective_timeout, "a datetime.timedelta")
     read_settings()
     threads = threads or max(1, host.usable_cores() // num_ranks)
     with _meeting_place(num_ranks, port, collective_timeout) as store, _stop_signals() as stops:

@@ -12,7 +12,7 @@ Leaves out starting and ending processes (`launch.py`, `worker.py`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -50,7 +50,7 @@ class Ranks:
 def ranks_from_environment() -> Ranks | None:
     """The ranks that torchrun gives through the environment, or None when it gives none.
 
-    Raises `UserError` when only part of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT is set.
+    Raises `UserError` when only part of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT is set, or makes no sense.
     """
     env = os.environ
     if "RANK" not in env and "WORLD_SIZE" not in env:
@@ -60,16 +60,26 @@ def ranks_from_environment() -> Ranks | None:
     if missing:
         given = {name: env[name] for name in needed if name in env}
         raise UserError("environment", given, "all of " + ", ".join(needed), "the whole set")
-    rank = int(env["RANK"])
+    world = _number(env, "WORLD_SIZE", 1, None)
+    rank = _number(env, "RANK", 0, world)
     attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Ranks(
         rank,
-        int(env["WORLD_SIZE"]),
-        int(env.get("LOCAL_RANK", rank)),
+        world,
+        _number(env, "LOCAL_RANK", 0, world) if "LOCAL_RANK" in env else rank,
         f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}",
         hosts_store=rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
         prefix=f"hyperparallel/{attempt}",
     )
+
+
+def _number(env: Mapping[str, str], name: str, least: int, below: int | None) -> int:
+    """A whole number that the environment gives, from `least` up to and without `below`."""
+    text = env[name]
+    if text.isdecimal() and int(text) >= least and (below is None or int(text) < below):
+        return int(text)
+    end = "up" if below is None else f"to {below - 1}"
+    raise UserError(name, text, f"a whole number from {least} {end}")
 
 
 @dataclass

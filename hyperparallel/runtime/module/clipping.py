@@ -21,7 +21,7 @@ from hyperparallel.shard.spec import Spec, ways
 
 def check_clip(clip: float | None) -> None:
     """Refuse a norm that gradients cannot be scaled to."""
-    if clip is not None and not clip > 0:
+    if clip is not None and (not isinstance(clip, (int, float)) or not clip > 0):
         raise PlanError("clip", clip, "a norm above 0, or None")
 
 

@@ -30,7 +30,7 @@ IGNORED_LABEL = -100
 
 def check_accumulation(accumulate: int, reduction: str | None) -> None:
     """Refuse impossible values of the arguments that front doors share."""
-    if accumulate < 1:
+    if type(accumulate) is not int or accumulate < 1:
         raise PlanError("accumulate", accumulate, "1 or more micro-batches")
     if reduction not in (None, "mean", "sum"):
         raise PlanError("reduction", reduction, "mean, sum, or None: read it off the program")

@@ -89,7 +89,8 @@ def check_arguments(model: Any, plan: Any) -> None:
     if not isinstance(model, nn.Module):
         raise UserError("model", type(model).__name__, "a torch.nn.Module")
     if not isinstance(plan, Plan):
-        raise PlanError("plan", type(plan).__name__, 'a Plan or "auto"', "Plan(mesh, ...)")
+        given = plan if isinstance(plan, str) else type(plan).__name__
+        raise PlanError("plan", given, 'a Plan or "auto"', "Plan(mesh, ...)")
     if isinstance(model, PlacedModule):
         raise UserError("model", type(model).__name__, "a model that is not parallelized yet")
 

@@ -38,7 +38,13 @@ from hyperparallel.runtime.module.micro_batches import (
 )
 from hyperparallel.runtime.module.parallel import PlacedModule, check_arguments, mixed_into, plain_twin
 from hyperparallel.runtime.module.part_programs import Lent, PartsPrograms
-from hyperparallel.runtime.module.step import MakeOptimizer, StepResult, host_seconds, local_of
+from hyperparallel.runtime.module.step import (
+    MakeOptimizer,
+    StepResult,
+    host_seconds,
+    local_of,
+    made_optimizer,
+)
 from hyperparallel.shard.spec import Spec
 
 
@@ -125,7 +131,7 @@ class PartsStep:
         self._norm_clock = WaitClock()
         self._copies = [copies_of(self.specs[name]) for name in self.trained]
         named = [(name, self.params[name]) for name in self.trained]
-        self.optimizer = optimizer(named) if named else None
+        self.optimizer = made_optimizer(optimizer, named) if named else None
 
     def __call__(self, batch: Any) -> StepResult:
         return self.step(batch)

@@ -9,7 +9,7 @@ be elementwise (AdamW, SGD, ...).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,13 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hyperparallel.errors import PlanError
+from hyperparallel.errors import PlanError, UserError, Words
 from hyperparallel.graph.build import build
 from hyperparallel.graph.capture.batch_tree import call_of
 from hyperparallel.graph.capture.precision import without_autocast
+from hyperparallel.graph.decided import Decision
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.plan import Plan
 from hyperparallel.runtime.exec.codegen import WaitClock
+from hyperparallel.runtime.job.agreement import agree
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.choose_mesh import automatic_plan
 from hyperparallel.runtime.module.clipping import check_clip, clip_gradients, copies_of
@@ -130,7 +132,9 @@ class TrainStep:
         }
         self.specs: Mapping[str, Spec] = self.program.stored
         self.trained = list(self.program.grad_names)
-        self.optimizer = optimizer([(name, self.params[name]) for name in self.trained])
+        self.optimizer = made_optimizer(optimizer, [(name, self.params[name]) for name in self.trained])
+        options = [("option clip", str(clip)), ("option reduction", str(reduction))]
+        agree(self.here, [*options, *_settings(self.optimizer)], "the update of a step")
         self._replicas = [copies_of(self.specs[name]) for name in self.trained]
         self._norm_clock = WaitClock()
 
@@ -219,6 +223,28 @@ class TrainStep:
 def host_seconds(seconds: float, device: torch.device) -> float:
     """Seconds that the host has waited; NaN on CUDA, where the stream waits and the host goes on."""
     return math.nan if device.type == "cuda" else seconds
+
+
+def made_optimizer(make: Any, named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    """The user's optimizer of these parameters."""
+    allowed = "a function that makes a torch optimizer from a list of (name, parameter)"
+    instead = "lambda named: torch.optim.AdamW(named)"
+    if not callable(make):
+        raise UserError("optimizer", type(make).__name__, allowed, instead)
+    made = make(named)
+    if not hasattr(made, "step") or not hasattr(made, "param_groups"):
+        given = Words(f"a function that returns {type(made).__name__}")
+        raise UserError("optimizer", given, allowed, instead)
+    return made  # type: ignore[no-any-return]
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> Iterator[Decision]:
+    """What must be equal on all ranks of an optimizer, or their copies of a parameter part."""
+    yield "optimizer", type(optimizer).__name__
+    for number, group in enumerate(optimizer.param_groups):
+        for key, value in sorted(group.items()):
+            if isinstance(value, (bool, int, float, str, tuple, Tensor)):
+                yield f"{key} of group {number} of the optimizer", str(value)
 
 
 def local_of(parameter: Tensor) -> Tensor:

@@ -27,6 +27,15 @@ def test_this_machine_is_read() -> None:
 
 
 @pytest.mark.pure
+def test_a_setting_that_no_job_would_start_with_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPERPARALLEL_TRANSPORT", "messages")
+    assert Finding("HYPERPARALLEL_TRANSPORT", "messages") in machine.findings()
+    monkeypatch.setenv("HYPERPARALLEL_TRANSPORT", "MESSAGES")
+    lacks = diagnosis.lacking(machine.findings())
+    assert lacks == ["environment"] and "not work: environment" in diagnosis.verdicts(machine.findings())[0]
+
+
+@pytest.mark.pure
 @pytest.mark.parametrize(
     ("extra", "said"),
     [

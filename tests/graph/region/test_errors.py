@@ -94,6 +94,9 @@ CODE = {
     "axis of a call": (region(lambda x: hp.all_reduce(x, "tq")), r"axis in code: got 'tq'.*write tp"),
     "op": (region(lambda x: hp.all_reduce(x, "tp", "add")), "op of all_reduce in code: got 'add'"),
     "dim": (region(lambda x: hp.all_gather(x, "tp", 2)), "dim of all_gather in code: got 2"),
+    "steps": (region(lambda x: hp.ppermute(x, "tp", 1.5)), "perm of ppermute in code: got 1.5"),  # type: ignore[arg-type]
+    "no pairs": (region(lambda x: hp.ppermute(x, "tp", [0, 1])), "perm of ppermute in code"),  # type: ignore[list-item]
+    "half a root": (region(lambda x: hp.broadcast(x, "tp", 1.0)), "root of broadcast in code: got 1.0"),  # type: ignore[arg-type]
     "perm": (region(lambda x: hp.ppermute(x, "tp", [(0, 1), (1, 1)])), "perm of ppermute"),
     "root": (region(lambda x: hp.broadcast(x, "tp", 2)), "root of broadcast in code: got 2.*below 2"),
     "other roots": (

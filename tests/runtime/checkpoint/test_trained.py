@@ -92,8 +92,20 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(UserError, match="model: got 'int'"):
         hp.save_checkpoint(tmp_path, 1, 3)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="meta: got 'optimizer'"):
+    with pytest.raises(UserError, match=r"meta: got 'optimizer'"):
         hp.save_checkpoint(tmp_path, 1, model, meta={"optimizer": 1})
+    for step in (-1, 1.5, "3"):
+        with pytest.raises(UserError, match=r"step: got .*a whole number of 0 or more"):
+            hp.save_checkpoint(tmp_path, step, model)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=r"meta: got .*Tensor is not JSON"):
+        hp.save_checkpoint(tmp_path, 1, model, meta={"a": torch.ones(2)})
+    with pytest.raises(CheckpointError, match=r"model/weight: got a tensor on the meta device"):
+        hp.save_checkpoint(tmp_path, 1, nn.Linear(2, 2, device="meta"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"folder: got .*a folder that can be made"):
+        hp.save_checkpoint(tmp_path / "file", 1, model)
+    with pytest.raises(CheckpointError, match=r"folder: got .*a folder that can be made"):
+        hp.save_safetensors(tmp_path / "file" / "below", model)
     with pytest.raises(CheckpointError):
         hp.load_checkpoint(tmp_path / "nowhere", model)
     with pytest.raises(CheckpointError):
@@ -230,3 +242,20 @@ def test_settings_that_changed_while_training_are_loaded(tmp_path: Path) -> None
     assert kept == [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     assert loaded.state[loaded.param_groups[0]["params"][0]]["seen"] == 17
     assert train(other, loaded, IDS[1:]) == train(model, optimizer, IDS[1:])
+
+
+def test_a_state_that_the_optimizer_can_not_take_is_refused_or_left_out(tmp_path: Path) -> None:
+    """Nothing that was asked for is skipped in silence: moments of another kind, or none at all."""
+    old = nn.Linear(2, 2)
+    optimizer = adamw(old.parameters())
+    train(lambda x: {"loss": old(x).sum()}, optimizer, [torch.ones(3, 2)])
+    hp.save_checkpoint(tmp_path / "adamw", 1, old, optimizer)
+    hp.save_checkpoint(tmp_path / "bare", 1, old)
+    for folder, words in (("adamw", "the state of AdamW"), ("bare", "no optimizer")):
+        new = nn.Linear(2, 2)
+        sgd = torch.optim.SGD(new.parameters(), lr=0.5, momentum=0.9)
+        with pytest.raises(CheckpointError, match=rf"optimizer: got {words}; .*with SGD; write strict=False"):
+            hp.load_checkpoint(tmp_path / folder, new, sgd)
+        assert not torch.equal(new.weight, old.weight)
+        hp.load_checkpoint(tmp_path / folder, new, sgd, strict=False)
+        assert torch.equal(new.weight, old.weight) and not sgd.state and sgd.param_groups[0]["lr"] == 0.5

@@ -199,3 +199,24 @@ def test_what_is_compared_names_what_ranks_share_and_nothing_of_one_rank() -> No
     lists = [decided.decisions(built, built.rank_program(rank), {}) for rank in range(4)]
     assert all(each == lists[0] for each in lists)
     assert len({label for label, _ in lists[0]}) > 40
+
+
+@pytest.mark.parametrize(
+    ("mine", "words"),
+    [
+        ({"lr": 0.2}, "lr of group 0 of the optimizer: 0.1 on rank 0, 0.2 on rank 1"),
+        ({"clip": 1.0}, "option clip: None on rank 0, 1.0 on rank 1"),
+        ({"kind": torch.optim.Adagrad}, "optimizer: SGD on rank 0, Adagrad on rank 1"),
+    ],
+)
+def test_ranks_that_would_update_otherwise_are_found(mine: dict[str, Any], words: str) -> None:
+    def run(rank: int) -> str:
+        how = mine if rank else {}
+        make = how.get("kind", torch.optim.SGD)
+        lr, clip = how.get("lr", 0.1), how.get("clip")
+        return error_of(
+            lambda: TrainStep(made(small.Rows), lambda named: make(named, lr=lr), Plan(DP2), X, clip=clip)
+        )
+
+    first, second = run_ranks(2, run)
+    assert first == second and f"the update of a step: the first decision that differs is {words}" in first

@@ -89,10 +89,16 @@ def pids(folder: Path, num_ranks: int) -> list[int]:
 def test_results_come_in_rank_order() -> None:
     assert launch(total, 3, args=(1.0,), threads=1) == [6.0] * 3
     assert run_ranks(2, lambda rank: torch.full((2,), rank))[1].tolist() == [1, 1]
-    with pytest.raises(UserError, match="num_ranks"):
-        launch(total, 0)
-    with pytest.raises(UserError, match="threads"):
-        launch(total, 1, threads=0)
+    wrong: list[tuple[str, Any, dict[str, Any]]] = [
+        ("num_ranks", 0, {}),
+        ("num_ranks", 1.5, {}),
+        ("num_ranks", "2", {}),
+        ("threads", 1, {"threads": 0}),
+        ("collective_timeout", 1, {"collective_timeout": 5}),
+    ]
+    for field, num_ranks, options in wrong:
+        with pytest.raises(UserError, match=f"^{field}: got"):
+            launch(total, num_ranks, **options)
 
 
 def test_a_quick_rank_does_not_leave_before_a_slow_one_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,6 +335,11 @@ def test_the_environment_gives_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -
         ranks_from_environment()
     monkeypatch.setenv("MASTER_ADDR", "h")
     monkeypatch.setenv("MASTER_PORT", "29")
+    misfits = (("RANK", "x"), ("RANK", "2"), ("RANK", "-1"), ("WORLD_SIZE", "0"), ("LOCAL_RANK", "-"))
+    for name, wrong in misfits:
+        with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{name}: got {wrong!r}"):
+            patch.setenv(name, wrong)
+            ranks_from_environment()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     ranks = ranks_from_environment()
     assert ranks is not None and (ranks.rank, ranks.store) == (1, "h:29")

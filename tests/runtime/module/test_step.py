@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 from torch.distributed.tensor import DTensor
 
-from hyperparallel.errors import CaptureError, PlanError
+from hyperparallel.errors import CaptureError, PlanError, UserError
 from hyperparallel.graph import communication
 from hyperparallel.graph.parts import Part
 from hyperparallel.layout import Layout
@@ -385,12 +385,20 @@ def test_misuse_has_one_clear_error() -> None:
         (PlanError, "1 to the 5 rows", small.Rows, X, {"accumulate": 9}),
         (PlanError, "1 or more micro-batches", small.Rows, X, {"accumulate": 0}),
         (PlanError, "a norm above 0", small.Rows, X, {"clip": -1.0}),
+        (PlanError, "clip: got '1'", small.Rows, X, {"clip": "1"}),
+        (PlanError, "accumulate: got 2.5", small.Rows, X, {"accumulate": 2.5}),
+        (PlanError, "accumulate: got True", small.Rows, X, {"accumulate": True}),
     ]
 
     def check() -> None:
         for kind, message, cls, batch, options in wrong:
             with pytest.raises(kind, match=message):
                 TrainStep(made(cls), sgd, Plan(DP2), batch, **options)
+        for make, words in ((None, "NoneType"), (lambda named: None, "a function that returns NoneType")):
+            with pytest.raises(UserError, match=f"optimizer: got '?{words}'?; allowed: a function"):
+                TrainStep(made(small.Rows), make, Plan(DP2), X)  # type: ignore[arg-type]
+        with pytest.raises(PlanError, match="plan: got 'atuo'"):
+            TrainStep(made(small.Rows), sgd, "atuo", X)  # type: ignore[arg-type]
         frozen = made(small.Rows).requires_grad_(False)
         with pytest.raises(PlanError, match="depends on a trained parameter"):
             TrainStep(frozen, sgd, Plan(DP2), X)

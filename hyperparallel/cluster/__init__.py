@@ -3,8 +3,8 @@
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.device import Device, Gemm
 from hyperparallel.cluster.fabric import Fabric
+from hyperparallel.cluster.memory_tiers import Tier
 from hyperparallel.cluster.rates import Rates
 from hyperparallel.cluster.threads import Threads
-from hyperparallel.cluster.tiers import Tier
 
 __all__ = ["Cluster", "Device", "Fabric", "Gemm", "Rates", "Threads", "Tier"]

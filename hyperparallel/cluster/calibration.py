@@ -27,8 +27,8 @@ import numpy.typing as npt
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.device import Device, Gemm
 from hyperparallel.cluster.fabric import Fabric
+from hyperparallel.cluster.memory_tiers import Tier
 from hyperparallel.cluster.threads import Points, Threads
-from hyperparallel.cluster.tiers import Tier
 
 HELD = 0.99
 """Share of a rank's cores that a collective holds: its own thread moves the bytes."""

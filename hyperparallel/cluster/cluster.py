@@ -19,8 +19,8 @@ from hyperparallel.cluster import bounds
 from hyperparallel.cluster.contradictions import check_links, check_memory
 from hyperparallel.cluster.device import Device
 from hyperparallel.cluster.fabric import Fabric
+from hyperparallel.cluster.memory_tiers import Tier
 from hyperparallel.cluster.resize import resized_fabric
-from hyperparallel.cluster.tiers import Tier
 from hyperparallel.errors import ClusterError, nearest
 
 

@@ -15,8 +15,8 @@ import yaml
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.device import Device, Gemm
 from hyperparallel.cluster.fabric import EXAMPLE_TIER, Fabric
+from hyperparallel.cluster.memory_tiers import EXAMPLE_MEMORY, Tier
 from hyperparallel.cluster.threads import Threads
-from hyperparallel.cluster.tiers import EXAMPLE_MEMORY, Tier
 from hyperparallel.errors import NOTHING, ClusterError, Words, nearest
 from hyperparallel.foreign_errors import asked_for, no_yaml, shown
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hyperparallel.cluster.device import Device
 from hyperparallel.cluster.fabric import Fabric
-from hyperparallel.cluster.tiers import EXAMPLE_MEMORY, Tier
+from hyperparallel.cluster.memory_tiers import EXAMPLE_MEMORY, Tier
 from hyperparallel.errors import ClusterError
 
 

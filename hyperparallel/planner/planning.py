@@ -21,9 +21,9 @@ from hyperparallel.planner.search.table import Prediction, StrategyTable
 from hyperparallel.planner.search.validity import warnings
 from hyperparallel.planner.step.balance import LEAST_GAIN, balanced
 from hyperparallel.planner.step.layer_costs import LayerPrices
+from hyperparallel.planner.step.link_load import Link, link_loads
 from hyperparallel.planner.step.simulated_step import Simulated, num_actions, simulated_step
 from hyperparallel.planner.step.stages import Split, plan_words
-from hyperparallel.planner.step.traffic import Link, link_loads
 from hyperparallel.planner.strategy import Candidates, Strategy
 
 SIMULATED, LEAST_SIMULATED = 6, 2

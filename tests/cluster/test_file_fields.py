@@ -18,10 +18,10 @@ from hyperparallel.cluster import Cluster
 from hyperparallel.cluster.device import Device, Gemm
 from hyperparallel.cluster.fabric import Fabric
 from hyperparallel.cluster.files import cluster_yaml, parse_cluster
+from hyperparallel.cluster.memory_tiers import Tier
 from hyperparallel.cluster.presets import PRESETS, preset
 from hyperparallel.cluster.rates import sustained_rates
 from hyperparallel.cluster.threads import Threads
-from hyperparallel.cluster.tiers import Tier
 from hyperparallel.errors import ClusterError
 from hyperparallel.layout import Mesh
 from hyperparallel.planner.cost.constants import Constants
@@ -29,9 +29,9 @@ from hyperparallel.planner.job import PlanningJob
 from hyperparallel.planner.search.table import StrategyTable, predict
 from hyperparallel.planner.search.validity import warnings
 from hyperparallel.planner.step.layer_costs import LayerPrices
+from hyperparallel.planner.step.link_load import link_loads
 from hyperparallel.planner.step.simulated_step import simulated_step
 from hyperparallel.planner.step.stages import Split, even_split
-from hyperparallel.planner.step.traffic import link_loads
 from hyperparallel.planner.strategy import Candidates, Strategy
 from hyperparallel.simulate.cluster_prices import step_timeline
 from hyperparallel.workload.instruction import Instruction

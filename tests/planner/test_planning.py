@@ -26,7 +26,7 @@ from hyperparallel.planner.search.space import Limits
 from hyperparallel.planner.search.table import predict
 from hyperparallel.planner.search.validity import TIGHT, VALIDATED_DEVICES
 from hyperparallel.planner.step.layer_costs import LayerPrices
-from hyperparallel.planner.step.traffic import tier_names
+from hyperparallel.planner.step.link_load import tier_names
 from hyperparallel.planner.strategy import Strategy
 from hyperparallel.workload.presets import gpt, load_model, model_names
 from tests.planner.sample import job, tight

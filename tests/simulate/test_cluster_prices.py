@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from hyperparallel.cluster import Threads
+from hyperparallel.cluster.memory_tiers import Tier
 from hyperparallel.cluster.presets import preset
 from hyperparallel.cluster.presets.laptop import guessed
-from hyperparallel.cluster.tiers import Tier
 from hyperparallel.errors import ClusterError
 from hyperparallel.layout import Mesh
 from hyperparallel.simulate import ClusterPrices, ThreadPrices, step_timeline

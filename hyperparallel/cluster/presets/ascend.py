@@ -11,7 +11,7 @@ from __future__ import annotations
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.device import Device, Gemm
 from hyperparallel.cluster.fabric import Fabric
-from hyperparallel.cluster.tiers import Tier
+from hyperparallel.cluster.memory_tiers import Tier
 
 COMM_SLOWDOWN = 1.19
 """Middle of the 13-25 % by which overlapped collectives slow compute on supernodes."""

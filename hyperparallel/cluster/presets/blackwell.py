@@ -16,7 +16,7 @@ from dataclasses import replace
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.device import Device, Gemm
 from hyperparallel.cluster.fabric import Fabric
-from hyperparallel.cluster.tiers import Tier
+from hyperparallel.cluster.memory_tiers import Tier
 
 _MIB = 2**20
 _SHEET = "NVIDIA Blackwell data sheet (HGX B200, GB200 NVL72), dense"

@@ -12,7 +12,7 @@ from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.device import Device, Gemm
 from hyperparallel.cluster.fabric import Fabric
 from hyperparallel.cluster.files import read_cluster
-from hyperparallel.cluster.tiers import Tier
+from hyperparallel.cluster.memory_tiers import Tier
 
 _GUESS = "a guess; `hyperparallel doctor --calibrate` measures it"
 

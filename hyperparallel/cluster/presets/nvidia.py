@@ -23,7 +23,7 @@ from __future__ import annotations
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.device import Device, Gemm
 from hyperparallel.cluster.fabric import Fabric
-from hyperparallel.cluster.tiers import Tier
+from hyperparallel.cluster.memory_tiers import Tier
 
 _MIB = 2**20
 _H100_SHEET = "NVIDIA H100 Tensor Core GPU data sheet (SXM5)"

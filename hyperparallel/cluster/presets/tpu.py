@@ -10,7 +10,7 @@ from __future__ import annotations
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.device import Device, Gemm
 from hyperparallel.cluster.fabric import Fabric
-from hyperparallel.cluster.tiers import Tier
+from hyperparallel.cluster.memory_tiers import Tier
 
 _DOCS = "Google Cloud TPU v5p documentation"
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 from hyperparallel.cluster.cluster import Cluster
 from hyperparallel.cluster.device import Device
 from hyperparallel.cluster.fabric import Fabric
+from hyperparallel.cluster.memory_tiers import Tier
 from hyperparallel.cluster.presets.ascend import ASCEND_GEMM, COMM_SLOWDOWN
-from hyperparallel.cluster.tiers import Tier
 
 LANE_BYTES_S = 112e9 / 8
 """One Unified Bus lane, each way."""

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from hyperparallel.plan.wording import bytes_words
-from hyperparallel.planner.step.traffic import Link
+from hyperparallel.planner.step.link_load import Link
 from hyperparallel.simulate import Timeline
 from hyperparallel.simulate.timeline import STALLS, Sample, is_compute
 
@@ -45,7 +45,7 @@ AXIS_COLOURS = {
     "ep": STREAM_COLOURS["tokens to experts"],
     "pp": STREAM_COLOURS["stage boundary"],
 }
-MOST_SPANS, MOST_RANKS = 24000, 16
+MOST_SPANS, MOST_DRAWN_RANKS = 24000, 16
 MOST_POINTS = 700
 
 
@@ -58,7 +58,7 @@ def shown_ranks(timeline: Timeline) -> list[int]:
     """All ranks, or where they are many, some from the first to the last."""
     ranks = list(timeline.ranks)
     per_rank = max(1, len(timeline.spans) // max(1, len(ranks)))
-    most = max(2, min(MOST_RANKS, MOST_SPANS // per_rank))
+    most = max(2, min(MOST_DRAWN_RANKS, MOST_SPANS // per_rank))
     if len(ranks) <= most:
         return ranks
     return [ranks[round(i * (len(ranks) - 1) / (most - 1))] for i in range(most)]

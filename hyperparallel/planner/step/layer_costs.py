@@ -19,8 +19,8 @@ from hyperparallel.planner.cost.price import SegmentTimes, cold_seconds, pass_se
 from hyperparallel.planner.cost.rows import FRONT, HEAD
 from hyperparallel.planner.job import PlanningJob
 from hyperparallel.planner.search.table import StrategyTable
+from hyperparallel.planner.step.link_load import shares, tier_names
 from hyperparallel.planner.step.stages import layer_kinds
-from hyperparallel.planner.step.traffic import shares, tier_names
 from hyperparallel.planner.strategy import RECOMPUTE, Candidates, Strategy
 
 

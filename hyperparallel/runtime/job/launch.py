@@ -38,7 +38,7 @@ from hyperparallel.errors import RunError, UserError
 from hyperparallel.runtime import host
 from hyperparallel.runtime.comm.groups import DEFAULT_TIMEOUT
 from hyperparallel.runtime.comm.settings import read_settings
-from hyperparallel.runtime.job.messages import Failure, RankRequest, Where
+from hyperparallel.runtime.job.channel import Failure, RankRequest, Where
 from hyperparallel.runtime.job.session import Ranks, serve_store
 from hyperparallel.runtime.job.worker import LaunchJob, work
 

@@ -5,7 +5,7 @@ by SystemExit on SIGTERM, and reports through a pipe: the result, or each failur
 known, with the traceback as text. A failure that only tells that a peer went away is marked `lost`;
 the launcher then looks for the peer's own.
 
-The other way a thread listens to the launcher (`messages.py`): it says where the main thread is, also
+The other way a thread listens to the launcher (`channel.py`): it says where the main thread is, also
 while that waits in a collective, and passes on a request to stop: to a function that looks at
 `Session.is_stopping` as an answer there, to any other as a SystemExit.
 """
@@ -30,7 +30,7 @@ import torch
 
 from hyperparallel.runtime import host
 from hyperparallel.runtime.comm.group import PeerLost
-from hyperparallel.runtime.job.messages import Failure, RankRequest, Where, what_main_does
+from hyperparallel.runtime.job.channel import Failure, RankRequest, Where, what_main_does
 from hyperparallel.runtime.job.session import Ranks, open_session
 
 _LOST = re.compile(

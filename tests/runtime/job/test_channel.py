@@ -17,8 +17,8 @@ import torch
 from hyperparallel.errors import RunError
 from hyperparallel.runtime.comm.collectives import all_reduce_start, wait
 from hyperparallel.runtime.comm.groups import Groups
+from hyperparallel.runtime.job.channel import what_main_does
 from hyperparallel.runtime.job.launch import launch
-from hyperparallel.runtime.job.messages import what_main_does
 from hyperparallel.runtime.job.session import Session
 from hyperparallel.train.stop import StopSign
 from tests.runtime.job.test_launch import gone, note, pids, until
@@ -47,8 +47,8 @@ def lags(session: Session, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("sleeps", r"rank 1 is in step 2, at .*test_messages.py:\d+ in lags"),
-        ("computes", r"rank 1 is in step 2, at .*test_messages.py:\d+ in lags"),
+        ("sleeps", r"rank 1 is in step 2, at .*test_channel.py:\d+ in lags"),
+        ("computes", r"rank 1 is in step 2, at .*test_channel.py:\d+ in lags"),
     ],
 )
 def test_a_silent_rank_is_named_with_its_step_and_line(

@@ -113,7 +113,7 @@ def otherwise(what: str, rank: int) -> tuple[nn.Module, Plan, torch.Tensor, bool
         ("model", "batch, x: float64 of shape [4, 4] on rank 0, batch, input: float64"),
         ("width", "parameter up.weight: float64 of shape [6, 4], trained on rank 0, float64 of shape [5, 4]"),
         ("frozen", "parameter up.bias: float64 of shape [6], trained on rank 0, float64 of shape [6], not"),
-        ("number", "aten.mul.Tensor with [2.0] in the model itself on rank 0, aten.mul.Tensor with [3.0] in"),
+        ("number", ", 2.0) -> float64[] in the model itself on rank 0, aten.mul.Tensor(sum_1, 3.0)"),
         ("option", "option compile: False on rank 0, True on rank 1"),
         ("version", f"version of torch: {torch.__version__} on rank 0, 0.0 on rank 1"),
     ],

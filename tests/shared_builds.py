@@ -44,6 +44,7 @@ def shared_builds(num_ranks: int, rehearse: Callable[[Here], Any]) -> Iterator[N
         with pytest.MonkeyPatch.context() as alone:  # no peers yet to agree with
             alone.setattr(parallel, "agree", lambda *words: None)
             alone.setattr(joint, "agree", lambda *words: None)
+            alone.setattr(step, "agree", lambda *words: None)
             mesh = Mesh((num_ranks,), ("ranks",))
             rehearse(Here(0, mesh, torch.device("cpu"), Groups(0, num_ranks)))
         yield

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,14 @@ class Doomed(SingleDeviceStep):
         return super().step(batch)
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C as in a terminal: what a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def fail() -> None:
     raise OSError("pulled the plug")
 
@@ -123,6 +131,7 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.fake
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.usefixtures("interrupts")
 def test_a_signal_stops_after_the_step_and_saves(tmp_path: Path, number: int) -> None:
     def kill() -> None:
         os.kill(os.getpid(), number)
@@ -138,6 +147,7 @@ def test_a_signal_stops_after_the_step_and_saves(tmp_path: Path, number: int) ->
 
 
 @pytest.mark.fake
+@pytest.mark.usefixtures("interrupts")
 def test_a_second_interrupt_is_not_held_back() -> None:
     with pytest.raises(KeyboardInterrupt), on_signals(StopSign(0, 1)):
         os.kill(os.getpid(), signal.SIGINT)

@@ -42,8 +42,8 @@ def register_rule(
     >>> register_rule("mylib.scale", "b d, d -> b d", linear=((0,), (1,)), fresh=True)
     """
     check_target(target)
-    builder, known = own_rule(target, rule, linear, reduce), own_facts(facts)
-    enter(target, builder, known)
+    known = own_facts(facts)
+    enter(target, own_rule(target, rule, linear, reduce, known), known)
 
 
 def check_target(target: object) -> None:
@@ -68,7 +68,11 @@ def own_facts(facts: Mapping[str, Any]) -> OpFacts:
     for name, value in facts.items():
         if name not in known:
             raise UserError("register_rule", name, f"a fact of {', '.join(known)}", nearest(name, known, 1))
-        _check_fact(name, value, known[name])
+        if name == "not_looped":
+            if not isinstance(value, tuple) or not all(isinstance(factor, str) for factor in value):
+                raise UserError(f"register_rule, {name}", value, "names of the rule's factors, as ('f',)")
+        else:
+            _check_fact(name, value, known[name])
     return OpFacts(**facts)
 
 
@@ -95,17 +99,17 @@ def _positions(value: object) -> bool:
     return isinstance(value, tuple) and all(type(i) is int and i >= 0 for i in value)
 
 
-def own_rule(target: str, rule: object, linear: object, reduce: object) -> Builder:
+def own_rule(target: str, rule: object, linear: object, reduce: object, facts: OpFacts) -> Builder:
     """The builder of an op's rule from what was registered; its complaints name the op."""
     if isinstance(rule, str):
-        return _named(target, _line(target, rule, () if linear is None else linear, reduce))
+        return _named(target, _line(target, rule, () if linear is None else linear, reduce), facts)
     if not callable(rule):
         wanted = "a string, or a function (op, values) -> Rule"
         raise UserError(f"rule of {target}", rule, wanted, '"b k, k o -> b o"')
     if linear is not None or reduce != "sum":
         wanted = "linear and reduce beside a rule given as a string; a function gives them in its Rule"
         raise UserError(f"rule of {target}", Words("a function"), wanted)
-    return _named(target, rule)
+    return _named(target, rule, facts)
 
 
 def _line(target: str, text: str, linear: object, reduce: object) -> Builder:
@@ -130,7 +134,7 @@ def _check_linear(target: str, linear: object, count: int) -> None:
         raise UserError(f"linear of {target}", linear, below)
 
 
-def _named(target: str, build: Any) -> Builder:
+def _named(target: str, build: Any, facts: OpFacts) -> Builder:
     def checked(op: Op, values: OpValues) -> Rule:
         about = f"rule of {target}"
         try:
@@ -141,13 +145,13 @@ def _named(target: str, build: Any) -> Builder:
             said = Words(f"{type(error).__name__}: {error}")
             raise UserError(about, said, "a function (op, values) that returns a Rule, or None") from error
         if rule is not None:
-            _check_rule(about, rule, op, values)
+            _check_rule(about, rule, op, values, facts)
         return rule  # type: ignore[no-any-return]  # None: not known, the op is probed
 
     return checked
 
 
-def _check_rule(about: str, rule: object, op: Op, values: OpValues) -> None:
+def _check_rule(about: str, rule: object, op: Op, values: OpValues, facts: OpFacts) -> None:
     if not isinstance(rule, Rule):
         raise UserError(about, rule, "a Rule, or None: not known", "register_rule(target, text) for a text")
     shapes = in_shapes(op, values)
@@ -158,3 +162,6 @@ def _check_rule(about: str, rule: object, op: Op, values: OpValues) -> None:
         if have != wanted:
             raise UserError(about, Words(f"a Rule of {have} {what}"), f"{wanted}, as the op has")
     _check_linear(about.removeprefix("rule of "), rule.linear, len(shapes))
+    if not rule.sizes.keys() >= set(facts.not_looped):
+        allowed = f"factors of the rule: {', '.join(rule.sizes)}"
+        raise UserError(f"not_looped of {about.removeprefix('rule of ')}", facts.not_looped, allowed)

@@ -35,6 +35,8 @@ def scale(rule: Any = "b d, d -> b d", target: Any = "ruled.scale", **facts: Any
         ({"flops": -1.0}, r"flops: got -1\.0"),
         ({"exchanges": 1.5}, r"exchanges: got 1\.5"),
         ({"in_place": (0, True)}, r"in_place: got \(0, True\)"),
+        ({"not_looped": "d"}, r"not_looped: got 'd'.*as \('f',\)"),
+        ({"not_looped": (1,)}, r"not_looped: got \(1,\)"),
         ({"reduction_at": "2"}, "reduction_at: got '2'"),
         ({"group": 3}, "group: got 3; allowed: text"),
         ({"rule": None}, r"rule of ruled\.scale: got None"),
@@ -75,3 +77,11 @@ def test_what_is_registered_last_counts_for_every_overload() -> None:
     assert first is not None and second is not None
     assert not first.blocked and second.blocked == {"d"}
     assert facts_of(OP.target).fresh
+
+
+def test_factors_that_are_not_looped_over_are_those_of_the_rule() -> None:
+    assert scale(flops=2.0, not_looped=("d",)) is not None
+    assert facts_of(OP.target).not_looped == ("d",)
+    with pytest.raises(UserError, match=r"not_looped of ruled\.scale: got \('z',\).*: b, d"):
+        scale(flops=2.0, not_looped=("z",))
+    scale()

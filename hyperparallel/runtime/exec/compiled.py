@@ -44,11 +44,18 @@ class Compiled:
         self.num_results = len(self.program.outputs) + len(self.program.mutations)
 
     def run(self, name: str, values: NamedTensors) -> tuple[Any, ...]:
-        """Run one stage ("forward", "backward" or "joint") on local tensors."""
+        """Run one stage ("setup", "forward" or "joint") on local tensors."""
         stage: Stage = getattr(self.stages, name)
         arguments = [values[n.name] for n in stage.inputs]
         with torch.no_grad(), below_autograd():
-            return self.function(name)(arguments) if name == "backward" else self.function(name)(*arguments)
+            return self.function(name)(*arguments)
+
+    def run_backward(self, values: dict[str, Tensor]) -> tuple[Any, ...]:
+        """Run the backward on local tensors; empties `values`, so that each is freed after its last use."""
+        arguments = [values[n.name] for n in self.stages.backward.inputs]
+        values.clear()
+        with torch.no_grad(), below_autograd():
+            return self.function("backward")(arguments)
 
     def function(self, name: str) -> Callable[..., tuple[Any, ...]]:
         """The compiled function of a stage; its arguments are the stage's inputs in order.

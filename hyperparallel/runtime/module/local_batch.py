@@ -16,7 +16,7 @@ from hyperparallel.runtime.module.as_dtensor import Cuts, cuts, narrowed
 
 def input_cuts(program: RankProgram) -> dict[str, Cuts]:
     """By path in the batch, where this rank's piece of an input lies in the whole tensor."""
-    return {path: cuts(spec, program.rank) for path, spec in program.input_specs.items()}
+    return {path: cuts(program.input_specs[path], program.rank) for path in program.inputs}
 
 
 def own_piece(leaf: Tensor, where: Cuts, device: torch.device) -> Tensor:

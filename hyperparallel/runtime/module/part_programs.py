@@ -73,7 +73,7 @@ class PartProgram:
         program, values = self.program, self._saved
         values |= {name: tangents[path] for path, name in program.tangents.items()}
         self._saved = {}
-        results = self.compiled.run("backward", values)
+        results = self.compiled.run_backward(values)
         count = len(self.trained)
         return list(results[:count]), dict(zip(program.input_grads, results[count:], strict=True))
 

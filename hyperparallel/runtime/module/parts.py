@@ -23,6 +23,7 @@ from hyperparallel.graph.parts import BuiltParts, Part, build_parts
 from hyperparallel.layout import Mesh
 from hyperparallel.plan.decide import pinned
 from hyperparallel.runtime.exec.codegen import WaitClock
+from hyperparallel.runtime.job.agreement import agree
 from hyperparallel.runtime.job.here import Here
 from hyperparallel.runtime.module.as_dtensor import Presenter, local_piece
 from hyperparallel.runtime.module.clipping import check_clip, clip_gradients, copies_of
@@ -44,6 +45,7 @@ from hyperparallel.runtime.module.step import (
     host_seconds,
     local_of,
     made_optimizer,
+    update_settings,
 )
 from hyperparallel.shard.spec import Spec
 
@@ -132,6 +134,16 @@ class PartsStep:
         self._copies = [copies_of(self.specs[name]) for name in self.trained]
         named = [(name, self.params[name]) for name in self.trained]
         self.optimizer = made_optimizer(optimizer, named) if named else None
+        self._agree_on_update(reduction)
+
+    def _agree_on_update(self, reduction: str | None) -> None:
+        options = [("option clip", str(self.clip)), ("option reduction", str(reduction))]
+        agree(self.here, options, "the update of a step")
+        for part, program in self.programs.items():
+            if self.optimizer is not None and program.trained:
+                named = [(name, self.params[name]) for name in program.trained]
+                about = f"the update of part {self.names[part]}"
+                agree(program.here, [*update_settings(self.optimizer, named)], about)
 
     def __call__(self, batch: Any) -> StepResult:
         return self.step(batch)

@@ -9,7 +9,7 @@ be elementwise (AdamW, SGD, ...).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -132,9 +132,10 @@ class TrainStep:
         }
         self.specs: Mapping[str, Spec] = self.program.stored
         self.trained = list(self.program.grad_names)
-        self.optimizer = made_optimizer(optimizer, [(name, self.params[name]) for name in self.trained])
+        named = [(name, self.params[name]) for name in self.trained]
+        self.optimizer = made_optimizer(optimizer, named)
         options = [("option clip", str(clip)), ("option reduction", str(reduction))]
-        agree(self.here, [*options, *_settings(self.optimizer)], "the update of a step")
+        agree(self.here, [*options, *update_settings(self.optimizer, named)], "the update of a step")
         self._replicas = [copies_of(self.specs[name]) for name in self.trained]
         self._norm_clock = WaitClock()
 
@@ -238,13 +239,19 @@ def made_optimizer(make: Any, named: list[tuple[str, nn.Parameter]]) -> torch.op
     return made  # type: ignore[no-any-return]
 
 
-def _settings(optimizer: torch.optim.Optimizer) -> Iterator[Decision]:
-    """What must be equal on all ranks of an optimizer, or their copies of a parameter part."""
+def update_settings(
+    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
+) -> Iterator[Decision]:
+    """What must be equal on all ranks that hold these parameters, or their copies drift apart.
+
+    By parameter, not by group: ranks of other parts have other groups.
+    """
     yield "optimizer", type(optimizer).__name__
-    for number, group in enumerate(optimizer.param_groups):
-        for key, value in sorted(group.items()):
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in named:
+        for key, value in sorted(group_of.get(id(parameter), {}).items()):
             if isinstance(value, (bool, int, float, str, tuple, Tensor)):
-                yield f"{key} of group {number} of the optimizer", str(value)
+                yield f"{key} of {name}", str(value)
 
 
 def local_of(parameter: Tensor) -> Tensor:

@@ -204,7 +204,7 @@ def test_what_is_compared_names_what_ranks_share_and_nothing_of_one_rank() -> No
 @pytest.mark.parametrize(
     ("mine", "words"),
     [
-        ({"lr": 0.2}, "lr of group 0 of the optimizer: 0.1 on rank 0, 0.2 on rank 1"),
+        ({"lr": 0.2}, "lr of up.weight: 0.1 on rank 0, 0.2 on rank 1"),
         ({"clip": 1.0}, "option clip: None on rank 0, 1.0 on rank 1"),
         ({"kind": torch.optim.Adagrad}, "optimizer: SGD on rank 0, Adagrad on rank 1"),
     ],
